@@ -121,6 +121,7 @@ def perplexities(program: Path, name: str, model: Path, work: Path) -> None:
         ("FP8 cache", model, "--kv-cache-dtype", "fp8"),
         ("int8 on load", plain, "--quantize-on-load", "int8"),
         ("int4 on load", plain, "--quantize-on-load", "int4"),
+        ("fp8 on load", plain, "--quantize-on-load", "fp8"),
     ]
     base = None
     for label, file, *flags in rows:

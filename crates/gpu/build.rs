@@ -15,7 +15,7 @@ use head_dims::DEVICE_HEAD_DIMS;
 const KERNELS: &str = "src/cuda/kernels";
 
 /// Sources that are compiled once.
-const SOURCES: [&str; 16] = [
+const SOURCES: [&str; 18] = [
     "attention_latent",
     "ordered_attention",
     "expert_product",
@@ -30,6 +30,8 @@ const SOURCES: [&str; 16] = [
     "experts",
     "token_counts",
     "gemv",
+    "fp8",
+    "fp8_product",
     "elements",
     "short_conv",
 ];

@@ -5,7 +5,8 @@
 
 Each folder has golden.safetensors alone. transformers computes it with the model of another folder, whose matrices are
 rounded as candlepower rounds them while loading: for int8 to GGUF's Q8_0, with first rows of these as
-`dequantized.NAME`; for int4 by candlepower itself, through cargo, since the method is not part of GGUF.
+`dequantized.NAME`; for int4 by candlepower itself, through cargo, since the method is not part of GGUF; for fp8 to e4m3 with
+a scale for each output, beside activations that are rounded to e4m3 with a scale for each row.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import seeded_weights
 import torch
 import transformers
 from gguf import GGMLQuantizationType as Type
+from quantized_formats import rounded_activations
 
 # folder: the folder of the model, and the method. The head and the embedding get eight bits.
 ON_LOAD = {
@@ -29,6 +31,8 @@ ON_LOAD = {
     # Transposed matrices, and tied embeddings.
     "on-load/gpt2-int8": ("gpt2", "int8"),
     "on-load/experts-int4": ("qwen3-moe", "int4"),
+    # The head and the embedding keep their values.
+    "on-load/llama-fp8": ("llama", "fp8"),
 }
 KEPT = ("wpe.weight", "embed_tokens.weight", "mlp.gate.weight")
 HEADS = ("wte.weight", "lm_head.weight")
@@ -59,11 +63,25 @@ def make_int8(name: str, source: str, out: Path, seed: int) -> None:
     common.write_golden(common.empty(out / name), model, seed + 1, dequantized=dequantized)
 
 
+def make_fp8(name: str, source: str, out: Path, seed: int) -> None:
+    model = common.read_back(transformers.AutoModelForCausalLM, out / source)
+    dequantized = {}
+    for module_name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear) or module_name == "lm_head":
+            continue
+        module.weight.data = rounded_activations(module.weight.data)
+        module.register_forward_pre_hook(lambda _, inputs: (rounded_activations(inputs[0]),))
+        if "layers.0." in module_name:
+            dequantized[f"dequantized.{module_name}.weight"] = module.weight.data[: common.DEQUANTIZED_ROWS].clone()
+    common.write_golden(common.empty(out / name), model, seed + 1, dequantized=dequantized)
+
+
 def main() -> None:
     args = common.arguments(__doc__).parse_args()
     for name, (source, method), seed in common.wanted(ON_LOAD, args.only, 10000):
         seeded_weights.write_weights(args.out / source)
-        (make_int4 if method == "int4" else make_int8)(name, source, args.out.resolve(), seed)
+        make = {"int4": make_int4, "int8": make_int8, "fp8": make_fp8}[method]
+        make(name, source, args.out.resolve(), seed)
 
 
 if __name__ == "__main__":

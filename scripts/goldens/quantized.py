@@ -12,6 +12,8 @@ decoders.py.
 from __future__ import annotations
 
 import copy
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import common
@@ -298,7 +300,31 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
             folder / "config.json", lambda c: c.update(quantization_config=quantization)
         )
     common.forget_version(folder)
+    if isinstance(scheme, Fp8):
+        round_activations(model, scheme, lambda module: not is_skipped(module, recipe))
     common.write_golden(folder, model, seed + 1, dequantized=dequantized)
+
+
+def round_activations(model: torch.nn.Module, scheme: Fp8, is_quantized: Callable[[str], bool]) -> None:
+    """Rounds the inputs of all quantized linear layers and experts to FP8 from now on. The matrices of heads of latent
+    attention are multiplied with queries and values instead of latents, so latents stay as they are.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and is_quantized(name) and not name.endswith("kv_b_proj"):
+            module.register_forward_pre_hook(lambda _, inputs: (scheme.round_activations(inputs[0]),))
+        if name.endswith("mlp.experts"):
+            module.forward = functools.partial(rounded_experts, module, scheme)
+
+
+def rounded_experts(module: torch.nn.Module, scheme: Fp8, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    """The experts of transformers, one token and one expert at a time, with rounded activations."""
+    out = torch.zeros_like(x)
+    for token, experts in enumerate(chosen):
+        for expert, share in zip(experts.tolist(), shares[token], strict=True):
+            gate, up = (scheme.round_activations(x[token]) @ module.gate_up_proj[expert].T).chunk(2)
+            inner = scheme.round_activations(module.act_fn(gate) * up)
+            out[token] += share * (inner @ module.down_proj[expert].T)
+    return out
 
 
 def main() -> None:

@@ -141,17 +141,42 @@ def e4m3_numbers() -> np.ndarray:
     return size.astype(np.float32)
 
 
+def rounded_activations(x: torch.Tensor, group: int | None = None, scale: float | None = None) -> torch.Tensor:
+    """Activations [.., inputs] rounded to e4m3 and back: with a fixed scale, or with one for each row or each `group` of a
+    row's inputs, which makes their largest magnitude 448.
+    """
+    import torch
+
+    if scale is not None:
+        return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+    parts = []
+    for part in x.split(group or x.shape[-1], -1):
+        scales = part.abs().amax(-1, keepdim=True) / 448
+        scales = torch.where(scales == 0, 1.0, scales)
+        parts.append((part / scales).to(torch.float8_e4m3fn).float() * scales)
+    return torch.cat(parts, -1)
+
+
 class Fp8:
-    """A byte per weight, with scales per "tensor", "channel" (an output) or "block" of outputs and inputs."""
+    """A byte per weight, with scales per "tensor", "channel" (an output) or "block" of outputs and inputs.
+
+    Activations are rounded to e4m3, too: with the scale of the checkpoint, with a scale for the inputs of a block, or with a
+    scale for each row.
+    """
+
+    # The scale of activations of checkpoints that have one.
+    INPUT_SCALE = 1 / 32
 
     def __init__(self, scales: str, block: tuple[int, int] = (1, 1), compressed_tensors: bool = False, **config):
         self.scales, self.block = scales, block
         self.scale_name = "weight_scale_inv" if scales == "block" else "weight_scale"
         if compressed_tensors:
             weights = {"num_bits": 8, "type": "float", "strategy": scales, "symmetric": True, "dynamic": False}
+            activations = {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True}
+            group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
             self.config = {
-                "quant_method": "compressed-tensors", "format": "float-quantized",
-                "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}, **config,
+                "quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group},
+                **config,
             }
         else:
             self.config = {"quant_method": "fp8", "activation_scheme": "dynamic", **config}
@@ -182,8 +207,14 @@ class Fp8:
         codes = np.searchsorted((numbers[1:] + numbers[:-1]) / 2, np.abs(scaled)).astype(np.uint8)
         tensors = {"weight": codes | np.where(scaled < 0, 0x80, 0).astype(np.uint8), self.scale_name: scales}
         if self.config.get("activation_scheme") == "static":
-            tensors["input_scale"] = np.array(0.5, np.float32)
+            tensors["input_scale"] = np.array(self.INPUT_SCALE, np.float32)
         return tensors
+
+    def round_activations(self, x: torch.Tensor) -> torch.Tensor:
+        """The input of a linear layer, rounded as the configuration says."""
+        if self.config.get("activation_scheme") == "static":
+            return rounded_activations(x, scale=self.INPUT_SCALE)
+        return rounded_activations(x, self.block[1] if self.scales == "block" else None)
 
     def unpack(self, t: Tensors) -> np.ndarray:
         codes = t["weight"]

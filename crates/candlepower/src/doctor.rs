@@ -38,7 +38,7 @@ pub(crate) const AFTER_HELP: &str = "Examples:\n  \
     architecture             class name in config.json, or null\n  \
     supported                whether this version can serve the model\n  \
     quantization             quantization method in config.json, or null\n  \
-    quantize_on_load         int8, int4 or null\n  \
+    quantize_on_load         int8, int4, fp8 or null\n  \
     message                  reason if the model is not supported or does not fit, else null\n  \
     dtype                    of unquantized weights: float32, float16, bfloat16\n  \
     num_parameters           number of parameters\n  \

@@ -169,16 +169,16 @@ impl Quantization {
         self.scheme.filter(|_| quantized && !self.skipped.contain(module))
     }
 
-    /// Whether a tensor that belongs to no matrix may be there. Running engines round activations by some of them, which are not rounded
-    /// here, or divide work by them. Others are the scales of keys and values, which a cache in FP8 uses.
+    /// Whether a tensor that belongs to no matrix may be there. Running engines round activations to integers or to four bits by
+    /// some of them, which is not done here, or divide work by them. Others are the scales of keys and values, which a cache in
+    /// FP8 uses. FP8's scales of activations are not among them: they belong to matrices whose activations are rounded by them, and
+    /// are refused beside a configuration that does not say so.
     pub(crate) fn may_skip(&self, name: &str) -> bool {
         // A cache in FP8 may have these scales, and running engines read them. They belong to no matrix.
         const OF_CACHE: [&str; 4] = [".q_scale", ".k_scale", ".v_scale", ".kv_scale"];
         let ends_in = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
         match self.scheme {
-            Some(Scheme::Fp8(_)) => {
-                ends_in(&OF_CACHE) || ends_in(&[".input_scale", ".activation_scale"])
-            }
+            Some(Scheme::Fp8(_)) => ends_in(&OF_CACHE),
             Some(Scheme::CompressedInt(ints)) => ends_in(&OF_CACHE) || ints.is_ignored(name),
             Some(Scheme::Nvfp4(_)) => {
                 ends_in(&OF_CACHE) || ends_in(&[".input_scale", ".input_global_scale"])
@@ -245,6 +245,17 @@ impl Scheme {
 
 /// The settings of compressed-tensors for the weights of all linear layers.
 fn weights_of_linear(c: &HfConfig) -> Result<HfConfig> {
+    let group = linear_layers(c)?;
+    group.section("weights")?.ok_or_else(|| group.missing("weights", "an object"))
+}
+
+/// The settings of compressed-tensors for the activations of all linear layers, if they are rounded.
+fn activations_of_linear(c: &HfConfig) -> Result<Option<HfConfig>> {
+    linear_layers(c)?.section("input_activations")
+}
+
+/// The settings of compressed-tensors for all linear layers.
+fn linear_layers(c: &HfConfig) -> Result<HfConfig> {
     const GROUPS: &str = "an object with the quantization of all linear layers";
     let groups = c.section("config_groups")?.ok_or_else(|| c.missing("config_groups", GROUPS))?;
     // Several groups give layers different formats, which one scheme for the checkpoint cannot say.
@@ -258,7 +269,7 @@ fn weights_of_linear(c: &HfConfig) -> Result<HfConfig> {
         let found = group.raw("targets").cloned().unwrap_or_default();
         return Err(group.unsupported("targets", &found, "; [\"Linear\"] is"));
     }
-    group.section("weights")?.ok_or_else(|| group.missing("weights", "an object"))
+    Ok(group)
 }
 
 /// Checks that the description of the weights of all linear layers has one of the values that each key may have; `hint` says which.

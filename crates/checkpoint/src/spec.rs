@@ -17,6 +17,7 @@ use crate::{
 mod activation;
 mod edits;
 mod linear_attention;
+mod rounding;
 
 pub(crate) use activation::{activation, activation_of};
 pub use linear_attention::{LinearAttentionSpec, ShortConvSpec, UpdateRuleSpec};

@@ -221,6 +221,13 @@ fn plan_memory(
     };
     let memory = DeviceMemory { device, available_bytes, counted: MemoryCounted::AfterLoading };
     let plan = MemoryPlan::new(spec, memory_request(checkpoint, config, model, memory)?);
+    let in_fp8 = match model {
+        RankModel::Cpu(..) => spec.rounded_activations(),
+        RankModel::Device(model) => model.describe_fp8()?,
+    };
+    if let Some(line) = in_fp8 {
+        tracing::info!("{line}");
+    }
     if let RankModel::Device(model) = model {
         log_memory(&plan, model.weight_bytes() as u64);
     }

@@ -10,8 +10,10 @@
 
 mod activation;
 mod attention;
+mod cublas_lt;
 mod elements;
 mod experts;
+mod fp8;
 mod gather;
 mod gemv;
 mod graph;
@@ -33,9 +35,11 @@ mod uploads;
 
 pub use activation::{activation, activation_times, gated_activation};
 pub use attention::{AttentionPlan, DecodeKernel, OrderedAttentionPlan};
+pub use cublas_lt::has_fp8_matmul;
 pub use elements::{add, resolve_tokens, scale_and_cap, sigmoid_gate};
 pub(crate) use experts::expert_table;
 pub use experts::{combine_experts, expert_product, route};
+pub use fp8::{fp8_product, quantize_activations, round_activations};
 pub use gather::{embedding, gather_rows};
 pub use gemv::{GEMV_MAX_ROWS, gemv};
 pub(crate) use graph::Graph;

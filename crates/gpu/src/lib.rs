@@ -20,16 +20,16 @@ mod tests;
 
 pub use candlepower_kernels::{Error, Result};
 pub use operands::{
-    AttentionSpec, AttentionStep, ExpertMatrices, HeadPadding, LatentsToCache, LaunchShape,
-    LayerNorm, MAX_LOGPROBS, Matrix, NO_SLOT, NormWeight, PackedMatrix, PagedCache, PagedLayer,
-    PlanCapacity, QkNorm, QkNormOperands, QkvToCache, RECURRENT_KEY_DIMS, REPORT_HEAD, RmsNorm,
-    Routing, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, StatePool, StateTables,
-    TokenCounts, ValueNorm,
+    AttentionSpec, AttentionStep, ExpertMatrices, Fp8Matrix, Fp8Product, Fp8Weights, HeadPadding,
+    LatentsToCache, LaunchShape, LayerNorm, MAX_LOGPROBS, Matrix, NO_SLOT, NormWeight,
+    PackedMatrix, PagedCache, PagedLayer, PlanCapacity, QkNorm, QkNormOperands, QkvToCache,
+    RECURRENT_KEY_DIMS, REPORT_HEAD, RmsNorm, Routing, SamplerRow, SamplingBatch, SamplingOutput,
+    SamplingScratch, StatePool, StateTables, TokenCounts, ValueNorm, fp8_capability, fp8_product,
 };
 pub use ops::{
     AttentionPlan, Fill, Graph, HostBlocks, Matmul, PartialTensor, Readback, Staging, Uploads,
     activation, activation_times, add, add_rms_norm, combine_experts, copy_states, embedding,
     expert_product, gated_activation, gather_rows, head_product, latents_to_cache, layer_norm,
-    linear_attention, qkv_to_cache, resolve_tokens, rms_norm, route, sample, scale_and_cap,
-    short_conv, sigmoid_gate, square_sums,
+    linear_attention, qkv_to_cache, resolve_tokens, rms_norm, round_activations, route, sample,
+    scale_and_cap, short_conv, sigmoid_gate, square_sums,
 };

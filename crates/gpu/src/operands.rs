@@ -2,6 +2,7 @@
 
 mod attention;
 mod experts;
+mod fp8;
 mod latent;
 mod linear_attention;
 mod norm;
@@ -21,6 +22,9 @@ pub(crate) use experts::check_rows;
 pub use experts::{ExpertMatrices, Routing};
 #[cfg(feature = "cuda")]
 pub(crate) use experts::{ExpertTable, tile_rows};
+#[cfg(feature = "cuda")]
+pub(crate) use fp8::FP8_BLOCK;
+pub use fp8::{Fp8Matrix, Fp8Product, Fp8Weights, fp8_capability, fp8_product};
 pub use latent::LatentsToCache;
 pub(crate) use latent::{HEAD_PRODUCT, HeadShape, LATENTS, LatentShape};
 pub(crate) use linear_attention::{GATE_AXES, SIGMOID_GATE, gate_dims};

@@ -2,6 +2,7 @@
 
 mod attention;
 mod experts;
+mod fp8;
 mod graph;
 mod latent;
 mod linear_attention;
@@ -19,10 +20,13 @@ mod uploads;
 
 pub use attention::AttentionPlan;
 pub use experts::{combine_experts, expert_product, route};
+pub use fp8::round_activations;
 pub use graph::Graph;
 pub use latent::{head_product, latents_to_cache};
 pub use linear_attention::{linear_attention, sigmoid_gate};
 pub use matmul::Matmul;
+#[cfg(feature = "cuda")]
+pub(crate) use matmul::{Fp8Activations, part_of};
 pub use paged_cache::HostBlocks;
 pub use qkv::{qkv_to_cache, square_sums};
 pub use rows::{

@@ -299,7 +299,7 @@ fn experts_step_by_step_are_the_layer() {
         let pairs = tokens * top_k;
         let (scores, gate_up, activated) =
             (zeros(tokens, count), zeros(pairs, 2 * inner), zeros(pairs, inner));
-        let matmul = Matmul::new(&Device::Cpu, tokens, DType::F32, 0).unwrap();
+        let matmul = Matmul::new(&Device::Cpu, tokens, DType::F32, 0, 0).unwrap();
         let router = Matrix::Rows(tensor(&layer.router, [count, hidden]));
         matmul.run(&rows, &router, layer.router_bias.as_ref(), &scores).unwrap();
         route(&scores, &layer.gating, &routing).unwrap();

@@ -19,6 +19,7 @@ mod cpu_features;
 mod embedding;
 mod error;
 mod experts;
+mod fp8;
 mod gather;
 mod heads;
 mod kv_cache;
@@ -54,6 +55,7 @@ pub use error::{Error, Result};
 pub use experts::{
     ExpertGroups, Experts, Gating, GatingFunction, GroupScore, experts, experts_reference,
 };
+pub use fp8::{E4M3_MAX, Fp8Rounding, e4m3_bits, e4m3_rounded};
 pub use gather::{gather_rows, gather_rows_reference};
 pub use heads::linear_heads;
 pub use kv_cache::{

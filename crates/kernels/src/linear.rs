@@ -18,6 +18,9 @@
 //! reordered inputs (act-order) gets the activations in its order, and the chain follows that order. A weight's
 //! sparse part is added last.
 //!
+//! Activations for FP8 weights are rounded to FP8 first if the weight says so ([`Fp8Rounding`]). Where they are rounded
+//! to bf16 as well, that comes second.
+//!
 //! Over lookup tables an output is sixteen chains, each of every sixteenth step from zero. Their sums are added by
 //! halves ([`Simd::reduce_add`]). So one permutation of a register looks up sixteen steps of one table.
 //!
@@ -47,7 +50,7 @@ use crate::parallel::SharedMut;
 use crate::simd::{Isa, Simd, TILE_LINE, WithSimd};
 use crate::tensor::{Operand, from_vec};
 use crate::weight::{ElementOrder, Layout, PANEL};
-use crate::{Activation, QuantFormat, Result, Weight, gated_activation};
+use crate::{Activation, Fp8Rounding, QuantFormat, Result, Weight, gated_activation};
 
 /// `x @ w^T + bias`: `x` `[tokens, k]` f32, `w` `[n, k]`, `bias` `[n]` f32, result `[tokens, n]` f32.
 ///
@@ -107,6 +110,7 @@ pub(crate) fn product_of_rows(x: &[f32], w: &Weight) -> Vec<f32> {
 }
 
 fn computed(x: &[f32], w: &Weight, bias: Option<&[f32]>, gate: Option<Activation>) -> Vec<f32> {
+    let x = &*Fp8Rounding::rounded(w.activations(), x, w.k());
     // Copied once for all outputs, which then read activations and weights in the same order.
     let mut out = multiply(Isa::detect(), &in_order(x, w), w, bias, gate);
     if let Some(sparse) = w.sparse() {

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::DType;
+use candlepower_layout::ActivationScales;
 pub use candlepower_layout::TABLE;
 pub use candlepower_layout::{Blocks, Dtype, OffsetForm, QuantFormat, ScaleForm, SubScaleForm};
 pub(crate) use candlepower_layout::{PANEL, TABLE_STEPS};
@@ -17,7 +18,7 @@ pub(crate) use self::quantized::IQ4;
 pub use self::quantized::{E2M1, IQ4_ZERO, counted_iq4, e4m3_part};
 pub use self::quantized::{Offsets, QuantizedRows, SubScales};
 pub use self::sparse::{Entry, Sparse, SparseRows};
-use crate::{Error, Result};
+use crate::{Error, Fp8Rounding, Result};
 
 mod layout;
 mod memory;
@@ -44,6 +45,7 @@ pub struct Weight {
     /// Sparse values that are added to the dequantized values of the panels.
     sparse: Option<Arc<Sparse>>,
     rounds_activations: bool,
+    activations: Option<Fp8Rounding>,
 }
 
 impl Weight {
@@ -148,6 +150,18 @@ impl Weight {
         self.rounds_activations
     }
 
+    /// How activations are rounded to FP8 before the product, if they are.
+    #[must_use]
+    pub fn activations(&self) -> Option<Fp8Rounding> {
+        self.activations
+    }
+
+    /// The same weight for activations that are rounded in another way.
+    #[must_use]
+    pub fn with_activations(self, activations: Option<Fp8Rounding>) -> Self {
+        Self { activations, ..self }
+    }
+
     /// Order of the elements in the panels.
     pub(crate) fn layout(&self) -> Layout {
         self.layout
@@ -238,6 +252,7 @@ pub struct WeightBuilder {
     inputs: Option<Arc<[u32]>>,
     sparse: BTreeMap<usize, Vec<(u32, f32)>>,
     rounds_activations: bool,
+    activations: Option<Fp8Rounding>,
 }
 
 impl WeightBuilder {
@@ -255,7 +270,35 @@ impl WeightBuilder {
         let memory = WeightMemory::zeroed(bytes)?;
         let (written, sparse) = (vec![false; n], BTreeMap::new());
         let rounds_activations = layout.order == ElementOrder::Bf16;
-        Ok(Self { n, layout, memory, written, inputs: None, sparse, rounds_activations })
+        let activations = None;
+        Ok(Self {
+            n,
+            layout,
+            memory,
+            written,
+            inputs: None,
+            sparse,
+            rounds_activations,
+            activations,
+        })
+    }
+
+    /// Rounds activations to FP8 with these scales. A fixed scale is NaN until [`Self::add_fixed_scale`] is called.
+    #[must_use]
+    pub fn with_activations(mut self, scales: Option<ActivationScales>) -> Self {
+        self.activations = scales.map(|scales| Fp8Rounding { scales, fixed: f32::NAN });
+        self
+    }
+
+    /// Takes the fixed scale of one of the matrices that this weight consists of. All use the largest, as the values of
+    /// the others fit into its range, too.
+    pub fn add_fixed_scale(&mut self, scale: f32) {
+        if let Some(rounding) = &mut self.activations
+            && rounding.scales == ActivationScales::Fixed
+        {
+            // `max` ignores the NaN of a scale that is not known yet.
+            rounding.fixed = rounding.fixed.max(scale);
+        }
     }
 
     /// Lets activations be rounded to bf16 where this makes products with quantized weights faster: for all kinds but
@@ -319,7 +362,8 @@ impl WeightBuilder {
         let (n, layout, inputs) = (self.n, self.layout, self.inputs);
         let sparse = Sparse::collect(self.sparse, n).map(Arc::new);
         let (memory, rounds_activations) = (Arc::new(self.memory), self.rounds_activations);
-        Weight { n, layout, memory, inputs, sparse, rounds_activations }
+        let activations = self.activations;
+        Weight { n, layout, memory, inputs, sparse, rounds_activations, activations }
     }
 
     /// Marks `rows` rows from `first_row` on as written, and returns their range.

@@ -3,6 +3,7 @@
 //!
 //! `checkpoint` plans the memory of a model with them; `kernels` and `gpu` compute with them.
 
+mod activations;
 mod buffers;
 mod functions;
 mod head_dims;
@@ -11,6 +12,7 @@ mod panels;
 mod quant_format;
 mod scales;
 
+pub use activations::ActivationScales;
 pub use buffers::{
     DEVICE_HEAD_DIMS, DEVICE_LATENT_DIMS, LATENT_PARTIALS_BYTES, LOGITS_ROWS, MAX_DEVICE_HEAD_DIM,
     MAX_EXPERT_GROUPS, PATCH_KEYS, PATCH_QUERIES, SCHEDULE_BYTES, SCHEDULES,

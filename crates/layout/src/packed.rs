@@ -2,7 +2,8 @@
 
 use crate::scales::greatest_common_divisor;
 use crate::{
-    DEVICE_STEP, DEVICE_TILE, Dtype, OffsetForm, PANEL, QuantFormat, ScaleForm, TABLE, panel_bytes,
+    ActivationScales, DEVICE_STEP, DEVICE_TILE, Dtype, OffsetForm, PANEL, QuantFormat, ScaleForm,
+    TABLE, panel_bytes,
 };
 
 /// Form of a quantized matrix in memory.
@@ -16,6 +17,8 @@ pub struct Packed {
     pub scales: ScaleForm,
     /// The columns are in the order of their groups, not of the inputs.
     pub reordered: bool,
+    /// Scales of activations that are rounded to FP8 before a product; `None` if activations are not rounded.
+    pub activations: Option<ActivationScales>,
 }
 
 /// Form of a matrix in memory.
@@ -68,7 +71,7 @@ impl Packed {
     /// Columns in order, in groups with scales and offsets of their own.
     #[must_use]
     pub fn by_group(format: QuantFormat, group: usize) -> Self {
-        Self { format, group, scales: ScaleForm::F32, reordered: false }
+        Self { format, group, scales: ScaleForm::F32, reordered: false, activations: None }
     }
 
     /// The same as [`Self::by_group`], without offsets.
@@ -76,6 +79,12 @@ impl Packed {
     pub fn without_offsets(format: QuantFormat, group: usize) -> Self {
         let scales = ScaleForm { offsets: OffsetForm::None, ..ScaleForm::F32 };
         Self { scales, ..Self::by_group(format, group) }
+    }
+
+    /// The same form for activations that are rounded to FP8 with these scales.
+    #[must_use]
+    pub fn with_activations(self, activations: Option<ActivationScales>) -> Self {
+        Self { activations, ..self }
     }
 
     /// Unsigned integers with a zero-point of 128 in place of [`QuantFormat::Iq4`].
@@ -108,7 +117,8 @@ impl Packed {
         };
         let (scales, reordered) =
             (self.scales.join(other.scales), self.reordered || other.reordered);
-        Some(Self { format, group, scales, reordered })
+        let activations = ActivationScales::join(self.activations, other.activations);
+        Some(Self { format, group, scales, reordered, activations })
     }
 
     /// Bytes on a GPU; `padded` says that activations have zeros between the matrix's inputs.

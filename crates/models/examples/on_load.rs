@@ -1,5 +1,5 @@
 //! Writes a copy of a checkpoint whose matrices are what `--quantize-on-load` makes of them, for references that know nothing of
-//! it: `on_load FOLDER int8|int4 OUT`.
+//! it: `on_load FOLDER int8|int4|fp8 OUT`.
 
 use std::{error::Error, fs, path::Path};
 
@@ -12,12 +12,13 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [folder, kind, out] = arguments.as_slice() else {
-        return Err("FOLDER, int8 or int4, and OUT are expected".into());
+        return Err("FOLDER, int8, int4 or fp8, and OUT are expected".into());
     };
     let (folder, out) = (Path::new(folder), Path::new(out));
     let files = CheckpointFiles::find(folder)?.ok_or("there is no checkpoint")?;
     let mut checkpoint = Checkpoint::open(files)?;
-    let kind = [OnLoad::Int8, OnLoad::Int4].into_iter().find(|known| known.as_str() == kind);
+    let kind =
+        [OnLoad::Int8, OnLoad::Int4, OnLoad::Fp8].into_iter().find(|known| known.as_str() == kind);
     checkpoint.quantize_on_load(kind.ok_or("there is no such kind")?)?;
 
     let stored = fs::read(folder.join("model.safetensors"))?;

@@ -27,6 +27,7 @@ use crate::{
     short_conv::ShortConv,
 };
 
+mod fp8;
 mod generations;
 mod workspace;
 
@@ -581,12 +582,16 @@ impl Ops for DeviceOps<'_> {
         let (pairs, width) = (routing.pairs(), layer.gate_up.n());
         let gate_up = self.result(WIDE, &[pairs, width])?;
         self.read(&[x, routes]);
-        gpu::expert_product(x, &layer.gate_up, layer.gate_up_bias.as_ref(), &routing, &gate_up)?;
+        let x = self.workspace.matmul.rounded(x, layer.gate_up.activations(), None)?;
+        gpu::expert_product(&x, &layer.gate_up, layer.gate_up_bias.as_ref(), &routing, &gate_up)?;
         let inner_width = if layer.gated { width / 2 } else { width };
         let activated = self.result(INNER, &[pairs, inner_width])?;
         match layer.gated {
             true => gpu::gated_activation(&gate_up, layer.activation, &activated)?,
             false => gpu::activation(&gate_up, layer.activation, &activated)?,
+        }
+        if let Some(rounding) = layer.down.activations() {
+            gpu::round_activations(&activated, &rounding, None, &activated)?;
         }
         let results = self.result(WIDE, &[pairs, self.hidden])?;
         gpu::expert_product(&activated, &layer.down, layer.down_bias.as_ref(), &routing, &results)?;

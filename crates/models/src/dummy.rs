@@ -6,7 +6,7 @@ use candle_core::DType;
 use candlepower_checkpoint::{
     Dtype, Init, MatrixForm, ModelSpec, NormKind, Packed, Slot, TensorPlan,
 };
-use candlepower_kernels::{OffsetForm, QuantFormat, WeightRows};
+use candlepower_kernels::{E4M3_MAX, OffsetForm, QuantFormat, WeightRows};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -39,6 +39,8 @@ pub(crate) fn fill<M: Matrix>(
         let piece_rows = (PIECE_VALUES / columns.len()).max(1);
         for slot in &tensor.slots {
             let (mean, spread) = distribution(spec, slot.layer, slot.slot, width);
+            // Activations of dummy weights are about one, and few of them are above 16.
+            parts.add_fixed_scale(slot, 16.0 / E4M3_MAX)?;
             for first in slot.rows.clone().step_by(piece_rows) {
                 let rows = first..slot.rows.end.min(first + piece_rows);
                 let piece = Piece { seed: seed as u64, rows, columns: columns.clone(), width };
@@ -182,7 +184,7 @@ fn random_weights(packed: Packed, piece: &Piece, spread: f32) -> OwnedRows {
     let sub_scales = block.map(|block| (block, [vec![1; groups], vec![1; of_offsets]]));
     OwnedRows {
         format,
-        group: packed.group,
+        group: packed.group.min(columns),
         bytes,
         scales: Scales { scales, offsets, sub_scales },
         inputs,

@@ -35,6 +35,14 @@ pub enum Error {
         /// The fault, in words.
         reason: &'static str,
     },
+    /// A static scale of activations is missing.
+    #[error(
+        "tensor {name} is missing, although the quantization_config says that activations have static scales; download the checkpoint again, or take another version of it"
+    )]
+    FixedScaleMissing {
+        /// The tensor's name.
+        name: String,
+    },
     /// The scales of keys and values cannot be used.
     #[error(
         "tensor {name} cannot scale keys and values: {reason}; leave --kv-cache-dtype fp8 out, or take another version of the checkpoint"

@@ -139,7 +139,8 @@ pub fn load_shard(
             MatrixForm::Plain => Weight::builder(rows, columns, shape.dtype)?,
             MatrixForm::Widened => Weight::builder(rows, columns, DType::F32)?,
             MatrixForm::Quantized(packed) => {
-                let builder = quantized::builder(rows, columns, packed)?;
+                let builder =
+                    quantized::builder(rows, columns, packed)?.with_activations(packed.activations);
                 if rounds_activations { builder.with_rounded_activations() } else { builder }
             }
         })

@@ -9,7 +9,9 @@ use candlepower_checkpoint::{
     device_latent_dims,
 };
 use candlepower_gpu::{HeadPadding, NormWeight};
-use candlepower_kernels::{QuantizedRows, SparseRows, Weight, WeightBuilder, WeightRows};
+use candlepower_kernels::{
+    Fp8Rounding, QuantizedRows, SparseRows, Weight, WeightBuilder, WeightRows,
+};
 use half::{bf16, f16};
 
 use crate::{
@@ -46,6 +48,8 @@ pub(crate) trait MatrixBuilder {
     fn write_quantized(&mut self, first_row: usize, rows: QuantizedRows<'_>) -> Result<()>;
     /// Adds the sparse part of rows from `first_row` on.
     fn write_sparse(&mut self, first_row: usize, part: SparseRows<'_>) -> Result<()>;
+    /// Takes the fixed scale of activations of one of the matrices that become this one, before the last row is written.
+    fn add_fixed_scale(&mut self, scale: f32) -> Result<()>;
     /// The filled matrix.
     fn finish(self) -> Result<Self::Matrix>;
 }
@@ -58,8 +62,10 @@ impl Matrix for Weight {
         Weight::num_bytes(self)
     }
 
+    /// Experts round the activations of their tokens alike.
     fn all(matrices: Vec<Self>) -> Result<Vec<Self>> {
-        Ok(matrices)
+        let activations = Fp8Rounding::common(matrices.iter().map(Self::activations));
+        Ok(matrices.into_iter().map(|matrix| matrix.with_activations(activations)).collect())
     }
 }
 
@@ -78,6 +84,11 @@ impl MatrixBuilder for WeightBuilder {
         Ok(WeightBuilder::write_sparse(self, first_row, part)?)
     }
 
+    fn add_fixed_scale(&mut self, scale: f32) -> Result<()> {
+        WeightBuilder::add_fixed_scale(self, scale);
+        Ok(())
+    }
+
     fn finish(self) -> Result<Weight> {
         Ok(WeightBuilder::finish(self)?)
     }
@@ -94,6 +105,8 @@ pub(crate) struct Shape {
     pub(crate) heads: Option<HeadPadding>,
     /// Rows that will be written; the others, between padded heads, are zeros.
     pub(crate) written_rows: usize,
+    /// Whether the matrix is one of those of all experts, which are computed together.
+    pub(crate) is_expert: bool,
 }
 
 impl Shape {
@@ -196,6 +209,7 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
                     form,
                     heads,
                     written_rows: 0,
+                    is_expert: slot.slot.expert().is_some(),
                 });
                 shape.written_rows += slot.rows.len();
                 shape.form = shape.form.join(form, columns);
@@ -279,6 +293,14 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
         self.each_run(slot, 0..part.starts.len() - 1, |matrix, target, run| {
             matrix.write_sparse(target, part.rows(run))
         })
+    }
+
+    /// Takes the fixed scale of the activations of a slot's matrix, before its rows. Matrices of heads round none.
+    pub(crate) fn add_fixed_scale(&mut self, slot: &SlotRows, scale: f32) -> Result<()> {
+        match self.matrices.get_mut(&(slot.layer, slot.slot.fused())) {
+            Some(matrix) => matrix.add_fixed_scale(scale),
+            None => Ok(()),
+        }
     }
 
     /// Calls `write` with the matrix of a quantized slot, for each run of the rows `rows` of `slot` that lie together in it. `write` gets the

@@ -116,7 +116,14 @@ pub(crate) fn read<M: Matrix>(
     }
     let files = Tensors::of(shards, tensor)?;
     let piece_rows = piece_rows(files.k);
+    let fixed_scale = match scheme {
+        Scheme::Fp8(scheme) => fp8::fixed_scale(&files, scheme)?,
+        _ => None,
+    };
     for slot in &tensor.slots {
+        if let Some(scale) = fixed_scale {
+            parts.add_fixed_scale(slot, scale)?;
+        }
         for first in slot.rows.clone().step_by(piece_rows) {
             let rows = first..slot.rows.end.min(first + piece_rows);
             let matrix = open_rows(&files, scheme, rows.clone())?;

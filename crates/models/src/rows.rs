@@ -4,7 +4,7 @@ use std::{collections::HashMap, rc::Rc};
 
 use candle_core::{DType, Device};
 use candlepower_checkpoint::MatrixForm;
-use candlepower_gpu::{ExpertMatrices, Matrix, PackedMatrix, PartialTensor, Uploads};
+use candlepower_gpu::{ExpertMatrices, Fp8Matrix, Matrix, PackedMatrix, PartialTensor, Uploads};
 use candlepower_kernels::{QuantizedRows, SparseRows, WeightBuilder, WeightRows};
 use half::{bf16, f16};
 
@@ -62,7 +62,8 @@ impl RowsBuilder {
         let MatrixForm::Quantized(packed) = self.shape.form else { return Ok(None) };
         if self.written.is_none() {
             let (n, k) = (self.shape.rows, self.shape.stored_columns());
-            self.written = Some(Written::Quantized(quantized::builder(n, k, packed)?));
+            let builder = quantized::builder(n, k, packed)?.with_activations(packed.activations);
+            self.written = Some(Written::Quantized(builder));
         }
         match &mut self.written {
             Some(Written::Quantized(builder)) => Ok(Some(builder)),
@@ -81,7 +82,15 @@ impl RowsBuilder {
             Some(Written::Quantized(builder)) => {
                 // Between padded heads nothing was written.
                 let weight = builder.finish_with_zeros();
-                Some(Matrix::Packed(PackedMatrix::new(&weight, self.shape.heads, &self.device)?))
+                let heads = self.shape.heads;
+                let in_fp8 = match self.shape.is_expert || heads.is_some() {
+                    true => None,
+                    false => Fp8Matrix::on_device(&weight, &self.device)?,
+                };
+                Some(match in_fp8 {
+                    Some(matrix) => Matrix::Fp8(matrix),
+                    None => Matrix::Packed(PackedMatrix::new(&weight, heads, &self.device)?),
+                })
             }
             None => None,
         };
@@ -146,6 +155,13 @@ impl MatrixBuilder for RowsBuilder {
             let entries = part.inputs[range.clone()].iter().zip(&part.values[range]);
             let entries = entries.map(|(input, value)| (*input, *value));
             self.sparse.entry(first_row + row).or_default().extend(entries);
+        }
+        Ok(())
+    }
+
+    fn add_fixed_scale(&mut self, scale: f32) -> Result<()> {
+        if let Some(quantized) = self.quantized()? {
+            quantized.add_fixed_scale(scale);
         }
         Ok(())
     }

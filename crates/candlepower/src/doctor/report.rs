@@ -14,6 +14,8 @@ pub(super) struct ModelReport {
     architecture: &'static str,
     quantization: Option<String>,
     on_load: Option<OnLoad>,
+    /// How activations are rounded to FP8.
+    rounded: Option<String>,
     num_parameters: u64,
     own_context: usize,
     stored: Option<Dtype>,
@@ -50,6 +52,7 @@ impl ModelReport {
             architecture: checkpoint.architecture(),
             quantization: checkpoint.quantization().map(|found| found.method.clone()),
             on_load: checkpoint.on_load(),
+            rounded: spec.rounded_activations(),
             num_parameters: spec.num_parameters(),
             own_context: spec.max_model_len,
             stored: checkpoint.dtype(),
@@ -98,6 +101,10 @@ impl fmt::Display for ModelReport {
         };
         let stored = match self.on_load {
             Some(kind) => format!("{stored}, quantized to {} while loading", kind.as_str()),
+            None => stored,
+        };
+        let stored = match &self.rounded {
+            Some(rounded) => format!("{stored}, {rounded}"),
             None => stored,
         };
         writeln!(f, "Model")?;

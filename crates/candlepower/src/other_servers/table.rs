@@ -177,7 +177,11 @@ pub(super) const VALUES: &[(&str, &str, Value)] = &[
     ("quantization", "modelopt_fp4", Value::Not(QUANTIZED)),
     ("quantization", "mxfp4", Value::Not(QUANTIZED)),
     ("quantization", "gguf", Value::Not(QUANTIZED)),
-    ("quantization", "bitsandbytes", Value::Not("use --quantize-on-load int4 or int8 instead")),
+    (
+        "quantization",
+        "bitsandbytes",
+        Value::Not("use --quantize-on-load int4, fp8 or int8 instead"),
+    ),
     ("tool-call-parser", "openai", Value::Is("gpt_oss")),
     ("reasoning-parser", "openai_gptoss", Value::Is("gpt_oss")),
     ("tool-call-parser", "qwen3_xml", Value::Is("qwen3_coder")),

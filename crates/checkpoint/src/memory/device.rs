@@ -77,6 +77,18 @@ impl ModelSpec {
         if self.quantized.is_empty() { 0 } else { UNPACKED_BYTES }
     }
 
+    /// The most inputs of a matrix on one of `ranks` GPUs whose activations are rounded to FP8; zero if there is none.
+    pub fn device_fp8_width(&self, ranks: usize) -> usize {
+        let (stored, _) = self.rank_shapes(ranks);
+        let (padded, _) = self.with_padded_heads().rank_shapes(ranks);
+        let is_rounded =
+            |form| matches!(form, MatrixForm::Quantized(packed) if packed.activations.is_some());
+        let widths = stored.into_iter().zip(padded);
+        let widths =
+            widths.map(|(stored, padded)| if is_rounded(stored.form) { padded.columns } else { 0 });
+        widths.max().unwrap_or(0)
+    }
+
     /// Bytes of keys and values that one token takes on a GPU that is one of `ranks`.
     pub fn device_kv_bytes_per_token(&self, dtype: impl Into<KvDtype>, ranks: usize) -> u64 {
         let of_kind = |kind: KvKind| {
@@ -213,9 +225,12 @@ impl ModelSpec {
         let convolved = 4 * (rows_at_once * convolved.max().unwrap_or(0)) as u64;
         let square_sums = if self.norms_all_heads() { 8 * tokens } else { 0 };
         let unpacked = self.device_unpacked_bytes() as u64;
+        // Activations of a product in the dtype, in eight bits, and scales for each 128 of them.
+        let fp8_width = self.device_fp8_width(ranks) as u64;
+        let in_fp8 = tokens * (fp8_width * (element + 1) + 4 * fp8_width.div_ceil(128));
         let ropes = 4 * self.rope_values(request.max_model_len) as u64;
         let tables = sampling + routing + square_sums + ropes + convolved;
-        sum([buffers.saturating_mul(element), tables, of_plans, unpacked, FIXED_BYTES])
+        sum([buffers.saturating_mul(element), tables, of_plans, unpacked, in_fp8, FIXED_BYTES])
     }
 
     /// The model with heads as wide as a GPU keeps them.

@@ -211,9 +211,15 @@ impl ModelSpec {
             let inner = 3 * inner.div_ceil(ranks) + gathered;
             mixer.max(inner).max(3 * shared.div_ceil(ranks))
         });
+        // Rounded copies of the activations of a product.
+        let rounded = self.rank_shapes(ranks).0.into_iter().map(|shape| match shape.form {
+            MatrixForm::Quantized(packed) if packed.activations.is_some() => shape.columns,
+            _ => 0,
+        });
+        let rounded = rounded.max().unwrap_or(0);
         // The projection, its norm, the rows of the table and their sum.
         let per_layer = self.per_layer.map_or(0, |of| 4 * of.width * self.layers.len());
-        4 * self.hidden_size + widest.max().unwrap_or(0) + per_layer
+        4 * self.hidden_size + widest.max().unwrap_or(0) + per_layer + rounded
     }
 
     /// Count of the values in the RoPE tables of `max_model_len` positions.

@@ -4,7 +4,7 @@
 
 use super::{
     Awq, CompressedInt, Fp8, Gptq, Mxfp4, Nvfp4, Quantization, Scheme, SqueezeLlm,
-    modules::Modules, weights_of_linear,
+    activations_of_linear, modules::Modules, weights_of_linear,
 };
 use crate::{choice::Choice, config::HfConfig, error::Result};
 use Listed::{InDoctor, InErrors, InSettings, Nowhere};
@@ -174,7 +174,8 @@ fn read_compressed_tensors(c: &HfConfig, found: &mut Quantization) -> Result<()>
     found.skipped.extend(Modules::read(c, "ignore")?);
     let (method, scheme) = match c.text_opt("format")?.unwrap_or("unnamed") {
         "float-quantized" => {
-            let read = Fp8::read_compressed_tensors(&weights_of_linear(c)?)?;
+            let activations = activations_of_linear(c)?;
+            let read = Fp8::read_compressed_tensors(&weights_of_linear(c)?, activations.as_ref())?;
             (Method::Fp8, Scheme::Fp8(read))
         }
         format @ ("pack-quantized" | "int-quantized") => {
@@ -233,7 +234,7 @@ fn read_modelopt(c: &HfConfig, found: &mut Quantization) -> Result<()> {
     // ModelOpt lists the head among the excluded modules where it is left alone.
     found.head = true;
     let (method, scheme) = match c.text_opt("quant_algo")?.unwrap_or("unnamed") {
-        "FP8" => (Method::Fp8, Scheme::Fp8(Fp8::read(c)?)),
+        "FP8" => (Method::Fp8, Scheme::Fp8(Fp8::read_modelopt(c)?)),
         "NVFP4" => (Method::Nvfp4, Scheme::Nvfp4(Nvfp4::read_modelopt(c)?)),
         other => {
             found.method = format!("{} ({other})", found.method);

@@ -1,6 +1,6 @@
 //! Configurations as the hub has them, what each means, and what is refused.
 
-use candlepower_layout::MatrixForm;
+use candlepower_layout::{ActivationScales, MatrixForm};
 
 use super::*;
 use crate::{Checkpoint, CheckpointFiles, DeviceKind, Take, TensorPlan};
@@ -30,7 +30,7 @@ const GPTQ: &str = r#"{"quant_method": "gptq", "bits": 4, "group_size": 128, "de
     "sym": true, "damp_percent": 0.01, "true_sequential": true}"#;
 const COMPRESSED: &str = r#"{"quant_method": "compressed-tensors", "format": "float-quantized",
     "quantization_status": "compressed", "ignore": ["lm_head", "re:.*\\.o_proj$"], "config_groups": {"group_0": {
-        "targets": ["Linear"], "input_activations": {"dynamic": true, "num_bits": 8},
+        "targets": ["Linear"], "input_activations": {"dynamic": true, "num_bits": 8, "strategy": "token", "type": "float"},
         "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": true}}}}"#;
 
 /// The configuration of google/gemma-4-12B-it-qat-w4a16-ct.
@@ -165,7 +165,66 @@ fn fp8_has_scales_per_tensor_output_or_block() {
     assert_eq!(names_and_shapes(block, 200, 300)[1], expected);
     assert_eq!(block.packed(300).group, 128);
     let compressed = parse(COMPRESSED).unwrap();
-    assert_eq!((compressed.method.as_str(), compressed.scheme), ("fp8", Some(any)));
+    assert_eq!(compressed.method, "fp8");
+    assert_eq!(
+        names_and_shapes(compressed.scheme.unwrap(), 64, 96),
+        names_and_shapes(any, 64, 96)[..2]
+    );
+}
+
+#[test]
+fn activations_are_rounded_as_the_checkpoint_says() {
+    let of = |text: &str| scheme(text).packed(256).activations;
+    let fp8 = |rest: &str| of(&format!(r#"{{"quant_method": "fp8"{rest}}}"#));
+    let blocks = r#", "weight_block_size": [128, 64]"#;
+    assert_eq!(fp8(r#", "activation_scheme": "static""#), Some(ActivationScales::Fixed));
+    assert_eq!(fp8(r#", "activation_scheme": "dynamic""#), Some(ActivationScales::Row));
+    // transformers' own default.
+    assert_eq!(fp8(blocks), Some(ActivationScales::Group(64)));
+    let error = parse(r#"{"quant_method": "fp8", "activation_scheme": "none"}"#).unwrap_err();
+    assert!(error.to_string().contains("activation_scheme"), "{error}");
+
+    let compressed = |activations: &str| {
+        let written = r#"{"dynamic": true, "num_bits": 8, "strategy": "token", "type": "float"}"#;
+        parse(&COMPRESSED.replace(written, activations))
+    };
+    let scales = |activations: &str| {
+        compressed(activations).unwrap().scheme.unwrap().packed(256).activations
+    };
+    assert_eq!(of(COMPRESSED), Some(ActivationScales::Row));
+    assert_eq!(scales("null"), None);
+    for (rest, expected) in [
+        (r#""dynamic": true, "strategy": "tensor""#, ActivationScales::Row),
+        (
+            r#""dynamic": true, "strategy": "group", "group_size": 128"#,
+            ActivationScales::Group(128),
+        ),
+        (r#""dynamic": false, "strategy": "tensor", "symmetric": true"#, ActivationScales::Fixed),
+        (r#""strategy": "tensor""#, ActivationScales::Fixed),
+    ] {
+        let text = format!(r#"{{"num_bits": 8, "type": "float", {rest}}}"#);
+        assert_eq!(scales(&text), Some(expected), "{rest}");
+    }
+    for (rest, key) in [
+        (r#""num_bits": 4, "type": "float""#, "num_bits"),
+        (r#""num_bits": 8, "type": "int""#, "type"),
+        (r#""num_bits": 8"#, "type"),
+        (r#""num_bits": 8, "type": "float", "strategy": "channel""#, "strategy"),
+        (r#""num_bits": 8, "type": "float", "symmetric": false"#, "symmetric"),
+        (
+            r#""num_bits": 8, "type": "float", "dynamic": true, "strategy": "group", "group_size": 0"#,
+            "group_size",
+        ),
+    ] {
+        let error = compressed(&format!("{{{rest}}}")).unwrap_err().to_string();
+        assert!(error.contains(&format!("input_activations.{key}")), "{rest}: {error}");
+    }
+    // Fixed scales have a tensor for each matrix, and no other tensor may have their name.
+    let fixed = scheme(r#"{"quant_method": "fp8", "activation_scheme": "static"}"#);
+    let names: Vec<_> = names_and_shapes(fixed, 64, 96).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names[2..], ["a.b.input_scale", "a.b.activation_scale"]);
+    assert!(!parse(COMPRESSED).unwrap().may_skip("a.b.input_scale"));
+    assert!(parse(INTS).unwrap().may_skip("a.b.input_scale"));
 }
 
 /// A configuration that compressed-tensors writes.
@@ -219,6 +278,7 @@ fn nvfp4_has_scales_of_sixteen_and_a_number_for_all() {
     assert_eq!(fp8.method, "fp8");
     let names = names_and_shapes(fp8.scheme.unwrap(), 64, 256);
     assert_eq!((names[0].0.as_str(), names[1].0.as_str()), ("a.b.weight", "a.b.weight_scale"));
+    assert_eq!(fp8.scheme.unwrap().packed(256).activations, Some(ActivationScales::Fixed));
     let by_name = parse(&modelopt.replace("\"modelopt\"", "\"modelopt_fp4\"")).unwrap();
     assert_eq!(by_name.scheme, read.scheme);
     let other = parse(&modelopt.replace("NVFP4", "W4A8_AWQ")).unwrap();
@@ -269,9 +329,7 @@ fn what_is_left_alone_is_found_by_name_and_pattern() {
     assert!(!quantized(&compressed, "model.embed_tokens.weight", Slot::Embed));
     let gptq = |text: &str| quantized(&parse(text).unwrap(), "lm_head.weight", Slot::Head);
     assert!(!gptq(GPTQ) && gptq(&GPTQ.replace("\"bits\"", "\"lm_head\": true, \"bits\"")));
-    assert!(
-        compressed.may_skip("a.b.input_scale") && !parse(AWQ).unwrap().may_skip("a.input_scale")
-    );
+    assert!(!parse(AWQ).unwrap().may_skip("a.input_scale"));
 }
 
 #[test]
@@ -462,6 +520,12 @@ fn four_bits_on_load_are_five_where_they_help_and_at_most_five_on_average() {
     for config in ON_LOAD {
         // Eight bits, and a scale of 16 bits for each 32 weights.
         assert_eq!(on_load(config, OnLoad::Int8).0, 8.5, "{config}");
+        // A scale of 32 bits for each output, and the head and the embedding in their dtype.
+        let (bits, parts) = on_load(config, OnLoad::Fp8);
+        assert!((8.0..8.2).contains(&bits), "{bits}: {config}");
+        assert!(
+            parts.iter().all(|(slot, ..)| ![Slot::Embed, Slot::Head, Slot::Router].contains(slot))
+        );
         let (bits, parts) = on_load(config, OnLoad::Int4);
         // The rest would not be enough for another matrix.
         assert!((4.85..=5.0).contains(&bits), "{bits}: {config}");

@@ -10,11 +10,15 @@ use candlepower_kernels::{Error, ExpertGroups, Gating, GatingFunction, GroupScor
 
 const PRODUCT: &str = "expert_product";
 
+/// Why a form of matrices is refused.
+const NO_FP8: &str = "experts have no form for products in FP8";
+
 /// The table of the matrices that kernels read. `None` if the matrices are not on a GPU.
 pub(crate) fn expert_table(matrices: &[Matrix]) -> Result<Option<ExpertTable>> {
     let first = match matrices.first() {
         Some(Matrix::Rows(first)) => first,
         Some(Matrix::Packed(first)) => &first.words,
+        Some(Matrix::Fp8(_)) => return Err(Error::QuantizedRows(NO_FP8)),
         None => return Ok(None),
     };
     if !first.device().is_cuda() {
@@ -124,6 +128,7 @@ pub fn expert_product(
     };
     // `expert_table` checked that the other matrices have the same shape and format.
     let format = match first {
+        Matrix::Fp8(_) => return Err(Error::QuantizedRows(NO_FP8)),
         Matrix::Rows(first) => {
             launch.elements(("weights", first), "[n, k]", &[n, k])?;
             UNQUANTIZED

@@ -12,10 +12,12 @@ use candle_core::cuda_backend::cudarc::cublas::sys::{
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
 use candle_core::{CudaDevice, DType, Device, Tensor};
 
+use super::cublas_lt::CublasLt;
 use super::launch::{Address, Launch, driver};
 use super::packed::{packed_max_rows, packed_product};
 use super::rows_product::{MAX_PRODUCT_ROWS, has_rows_product, rows_product};
-use crate::operands::PackedMatrix;
+use crate::operands::{Fp8Matrix, PackedMatrix};
+use crate::ops::Fp8Activations;
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::{Error, Result};
 
@@ -59,6 +61,8 @@ pub struct Cublas {
     zeros: Tensor,
     /// Dequantized weights, some outputs at a time. Empty if no matrix is quantized.
     unpacked: Tensor,
+    /// For products in FP8.
+    lt: CublasLt,
 }
 
 impl Cublas {
@@ -101,8 +105,8 @@ impl Cublas {
         // SAFETY: the handle is alive.
         unsafe { cublasSetMathMode(handle, mode) }.result().map_err(refused("math mode"))?;
         let product_rows = product_rows(env::var(PRODUCT_ROWS).ok().as_deref())?;
-        let device = device.clone();
-        Ok(Self { device, workspace, product_rows, has_fixed_order: false, zeros, unpacked })
+        let (device, lt) = (device.clone(), CublasLt::default());
+        Ok(Self { device, workspace, product_rows, has_fixed_order: false, zeros, unpacked, lt })
     }
 
     /// Multiplies these numbers of rows by [`Cublas::rows_product`], whatever the environment says. With `1..=128`, sums
@@ -219,6 +223,25 @@ impl Cublas {
             }
         }
         Ok(())
+    }
+
+    /// Same as [`Cublas::matmul`], in FP8. `activations` are buffers for the rounded rows of `x`.
+    ///
+    /// # Errors
+    /// Same as [`Cublas::matmul`]; or the buffers are too small.
+    pub(crate) fn fp8(
+        &self,
+        x: &Tensor,
+        w: &Fp8Matrix,
+        bias: Option<&Tensor>,
+        out: &Tensor,
+        activations: &Fp8Activations,
+    ) -> Result<()> {
+        let (rows, _) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
+        let lay_bias = || self.lay_bias(bias, rows, w.n, out);
+        // The kernel for few rows has one order for all numbers of rows.
+        let lt = (!self.has_fixed_order).then_some((&self.lt, &self.workspace));
+        super::fp8::product(x, w, bias, out, activations, lt, lay_bias)
     }
 
     /// Same as [`Cublas::matmul`], but always by cuBLAS, for any number of rows.

@@ -2,9 +2,11 @@
 
 use candle_core::{Device, Tensor};
 use candlepower_kernels::operands::{IQ4_ZERO, TABLE, counted_iq4};
-use candlepower_kernels::{Error, QuantFormat, Result, Weight};
+use candlepower_kernels::{Error, Fp8Rounding, QuantFormat, Result, Weight};
 use candlepower_layout::{DEVICE_STEP as STEP_INPUTS, DEVICE_TILE as TILE};
 use rayon::prelude::*;
+
+use super::Fp8Matrix;
 
 /// Factor by which a [`QuantFormat::E2m1`] value is too small when its bits are read as a half: the exponent biases, 15 and
 /// 1, differ by 14.
@@ -17,6 +19,8 @@ pub enum Matrix {
     Rows(Tensor),
     /// Quantized weights.
     Packed(PackedMatrix),
+    /// FP8 weights for products with activations in FP8.
+    Fp8(Fp8Matrix),
 }
 
 impl Matrix {
@@ -26,6 +30,7 @@ impl Matrix {
         match self {
             Self::Rows(rows) => rows.dims().first().copied().unwrap_or(0),
             Self::Packed(packed) => packed.n,
+            Self::Fp8(matrix) => matrix.n,
         }
     }
 
@@ -35,6 +40,7 @@ impl Matrix {
         match self {
             Self::Rows(rows) => tensor_bytes(rows),
             Self::Packed(packed) => packed.num_bytes(),
+            Self::Fp8(matrix) => tensor_bytes(&matrix.codes) + tensor_bytes(&matrix.scales),
         }
     }
 }
@@ -71,6 +77,10 @@ pub struct PackedMatrix {
     /// u32 `[k]`: the input of each column, if columns are in another order than inputs.
     pub(crate) inputs: Option<Tensor>,
     pub(crate) sparse: Option<PackedSparse>,
+    /// How activations are rounded to FP8 before a product, if they are.
+    pub(crate) activations: Option<Fp8Rounding>,
+    /// Padding of the activations.
+    pub(crate) padding: Option<HeadPadding>,
 }
 
 /// The sparse part of a matrix in CSR form, which is added to the dequantized weights.
@@ -188,6 +198,8 @@ impl PackedMatrix {
             scales: Tensor::from_vec(scales, count, device)?,
             inputs: inputs.map(on_device).transpose()?,
             sparse: sparse.transpose()?,
+            activations: weight.activations(),
+            padding,
         })
     }
 

@@ -3,7 +3,7 @@
 
 use candle_core::Tensor;
 use candlepower_kernels::operands::{OfExperts, check_groups};
-use candlepower_kernels::{Error, Gating, Result, linear_reference};
+use candlepower_kernels::{Error, Fp8Rounding, Gating, Result, linear_reference};
 
 use super::launch_on_gpu;
 use super::reference::Reference;
@@ -20,6 +20,13 @@ impl ExpertMatrices {
             table: crate::cuda::expert_table(&matrices)?,
             matrices,
         })
+    }
+
+    /// How the activations of all experts are rounded to FP8 before a product, if they are: with the largest of their fixed
+    /// scales. [`expert_product`] takes activations that are rounded already.
+    #[must_use]
+    pub fn activations(&self) -> Option<Fp8Rounding> {
+        Fp8Rounding::common(self.matrices.iter().map(Matrix::activations))
     }
 
     /// Number of outputs of each matrix.

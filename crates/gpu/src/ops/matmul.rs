@@ -2,22 +2,68 @@
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::operands::Operand;
-use candlepower_kernels::{Result, linear_reference};
+use candlepower_kernels::{Error, Fp8Rounding, Result, linear_reference};
 
+use super::fp8::{round_activations, round_padded};
 use super::launch_on_gpu;
+use super::packed::rounded;
 use super::reference::Reference;
-use crate::operands::Matrix;
+#[cfg(feature = "cuda")]
+use crate::operands::FP8_BLOCK;
+use crate::operands::{HeadPadding, Matrix};
 
 /// Buffers of matrix products, reserved once so that a product allocates nothing.
 #[derive(Debug)]
 pub struct Matmul {
     #[cfg(feature = "cuda")]
     cublas: Option<crate::cuda::Cublas>,
+    /// Activations of one product after rounding to FP8, where the model has such products.
+    activations: Option<Fp8Activations>,
+}
+
+/// Buffers for the activations of one product, flat: each product takes the first elements.
+#[derive(Debug)]
+pub(crate) struct Fp8Activations {
+    /// Rounded activations in the model's dtype.
+    pub(crate) rounded: Tensor,
+    /// e4m3 activations.
+    #[cfg(feature = "cuda")]
+    pub(crate) codes: Tensor,
+    /// f32: their scales, those of all rows for the first inputs first.
+    #[cfg(feature = "cuda")]
+    pub(crate) scales: Tensor,
+}
+
+impl Fp8Activations {
+    /// Buffers for `rows` rows of `width` inputs.
+    fn new(device: &Device, rows: usize, width: usize, dtype: DType) -> Result<Self> {
+        Ok(Self {
+            rounded: Tensor::zeros(rows * width, dtype, device)?,
+            #[cfg(feature = "cuda")]
+            codes: Tensor::zeros(rows * width, DType::F8E4M3, device)?,
+            #[cfg(feature = "cuda")]
+            scales: Tensor::zeros(rows * width.div_ceil(FP8_BLOCK), DType::F32, device)?,
+        })
+    }
+}
+
+/// The first elements of a flat buffer as `dims`.
+///
+/// # Errors
+/// The buffer is too small.
+pub(crate) fn part_of(buffer: &Tensor, dims: &[usize]) -> Result<Tensor> {
+    let count = dims.iter().product();
+    if count > buffer.elem_count() {
+        let (value, expected) = (count, "at most what was reserved for activations in FP8");
+        return Err(Error::Parameter { parameter: "activations", value, expected });
+    }
+    Ok(buffer.narrow(0, 0, count)?.reshape(dims)?)
 }
 
 impl Matmul {
     /// Reserves buffers for products of up to `max_rows` rows on `device`. `unpacked_bytes` are for dequantized
-    /// weights, which products with more rows than the kernels for quantized weights take need.
+    /// weights, which products with more rows than the kernels for quantized weights take need. `fp8_width` is the
+    /// largest number of inputs of a matrix whose activations are rounded to FP8; zero if there is none.
     ///
     /// # Errors
     /// The device's memory does not suffice, or cuBLAS does not start.
@@ -27,8 +73,14 @@ impl Matmul {
         max_rows: usize,
         dtype: DType,
         unpacked_bytes: usize,
+        fp8_width: usize,
     ) -> Result<Self> {
+        let activations = match fp8_width {
+            0 => None,
+            width => Some(Fp8Activations::new(device, max_rows, width, dtype)?),
+        };
         Ok(Self {
+            activations,
             #[cfg(feature = "cuda")]
             cublas: match device.is_cuda() {
                 true => Some(crate::cuda::Cublas::new(device, max_rows, dtype, unpacked_bytes)?),
@@ -45,7 +97,31 @@ impl Matmul {
         Self {
             #[cfg(feature = "cuda")]
             cublas: self.cublas.map(crate::cuda::Cublas::with_fixed_order),
+            ..self
         }
+    }
+
+    /// The rows of `x`, `[rows, k]`, rounded to FP8 if a product with them asks for it: in a buffer that the next call
+    /// overwrites. See [`round_activations`].
+    ///
+    /// # Errors
+    /// Those of [`round_activations`], or no memory was reserved for so many activations.
+    pub fn rounded(
+        &self,
+        x: &Tensor,
+        rounding: Option<Fp8Rounding>,
+        padding: Option<HeadPadding>,
+    ) -> Result<Tensor> {
+        let Some(rounding) = rounding else { return Ok(x.clone()) };
+        let out = part_of(&self.fp8_activations()?.rounded, x.dims())?;
+        round_activations(x, &rounding, padding, &out)?;
+        Ok(out)
+    }
+
+    fn fp8_activations(&self) -> Result<&Fp8Activations> {
+        let (value, expected) = (0, "inputs of matrices whose activations are rounded to FP8");
+        let missing = Error::Parameter { parameter: "fp8_width", value, expected };
+        self.activations.as_ref().ok_or(missing)
     }
 
     /// Computes `out = x @ w^T + bias`: `x` `[rows, k]`, `w` `[n, k]`, `bias` `[n]`, `out` `[rows, n]`, all bf16 or f16
@@ -55,32 +131,45 @@ impl Matmul {
     /// weights. For more rows than the kernels for quantized weights take, a GPU rounds the dequantized weights to the
     /// element type first.
     ///
+    /// Activations are rounded to FP8 first if the matrix says so. A [`Matrix::Packed`] then takes them in the element type,
+    /// rounded once more, and a [`Matrix::Fp8`] takes them as they are.
+    ///
     /// # Errors
     /// An operand has the wrong dtype, shape, layout or device; `k` is no multiple of 8 with a fixed order on a GPU; or CUDA
     /// refused.
     pub fn run(&self, x: &Tensor, w: &Matrix, bias: Option<&Tensor>, out: &Tensor) -> Result<()> {
         launch_on_gpu!(x, {
-            let cublas =
-                self.cublas.as_ref().ok_or_else(|| candlepower_kernels::Error::NotOnGpu {
-                    kernel: "matmul",
-                    operand: "workspace",
-                    device: Device::Cpu.location(),
-                })?;
+            let cublas = self.cublas.as_ref().ok_or_else(|| Error::NotOnGpu {
+                kernel: "matmul",
+                operand: "workspace",
+                device: Device::Cpu.location(),
+            })?;
             match w {
                 Matrix::Rows(w) => cublas.matmul(x, w, bias, out),
-                Matrix::Packed(w) => cublas.packed(x, w, bias, out),
+                Matrix::Packed(w) => {
+                    cublas.packed(&self.rounded(x, w.activations, w.padding)?, w, bias, out)
+                }
+                Matrix::Fp8(w) => cublas.fp8(x, w, bias, out, self.fp8_activations()?),
             }
         });
         let reference = Reference::new("matmul", "x", x)?;
         let (rows, k) = Operand::new("matmul", "x", x).dims2("[rows, k]")?;
         let n = w.n();
+        let matrix = w;
         let (w, found_k) = w.elements(&reference, "w")?;
         if found_k != k {
             return Err(
                 Operand::new("matmul", "x", x).shape_error(format!("[rows, k = {found_k}]"))
             );
         }
-        let x = reference.elements(("x", x), "[rows, k]", &[rows, k])?;
+        let mut x = reference.elements(("x", x), "[rows, k]", &[rows, k])?;
+        if let Some(rounding) = matrix.activations() {
+            let padding = if let Matrix::Packed(w) = matrix { w.padding } else { None };
+            round_padded(&mut x, k, &rounding, padding);
+        }
+        if matches!((matrix, matrix.activations()), (Matrix::Packed(_), Some(_))) {
+            x.iter_mut().for_each(|value| *value = rounded(*value, reference.dtype()));
+        }
         let bias = bias.map(|bias| reference.elements(("bias", bias), "[n]", &[n])).transpose()?;
         let outputs: Vec<f32> = x
             .chunks(k)

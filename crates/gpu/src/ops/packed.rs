@@ -22,6 +22,7 @@ impl Matrix {
                 Ok((reference.elements((name, rows), "[n, k]", &[n, k])?, k))
             }
             Self::Packed(packed) => Ok((packed.dequantized()?, packed.width)),
+            Self::Fp8(matrix) => Ok((matrix.dequantized()?, matrix.k)),
         }
     }
 }

@@ -193,6 +193,9 @@ pub fn embedding(
             Matrix::Packed(table) => {
                 crate::cuda::packed_embedding(token_ids, table, scale, part, out)
             }
+            Matrix::Fp8(_) => Err(candlepower_kernels::Error::QuantizedRows(
+                "an embedding has no form for products in FP8",
+            )),
         }
     );
     let reference = Reference::new("embedding", "out", out)?;

@@ -9,6 +9,7 @@
 mod attention;
 mod elements;
 mod experts;
+mod fp8;
 mod gpu;
 mod latent;
 mod linear_attention;
@@ -29,7 +30,7 @@ use gpu::Gpu;
 /// A comparison over many shapes, which panics if kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 43] = [
+const COMPARISONS: [(&str, Comparison); 47] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("layer_norm", rows::layer_norm),
@@ -44,6 +45,10 @@ const COMPARISONS: [(&str, Comparison); 43] = [
     ("packed_product", packed::packed_product),
     ("packed_matmul", packed::packed_matmul),
     ("packed_embedding", packed::packed_embedding),
+    ("round_fp8", fp8::round_fp8),
+    ("quantize_fp8", fp8::quantize_fp8),
+    ("fp8_product", fp8::fp8_product),
+    ("fp8_matmul", fp8::fp8_matmul),
     ("route", experts::route),
     ("expert_product", experts::expert_product),
     ("packed_expert_product", experts::packed_expert_product),

@@ -188,6 +188,7 @@ impl DeviceDecoder {
             tokens.max(size.max_rows),
             self.dtype,
             self.spec.device_unpacked_bytes(),
+            self.spec.device_fp8_width(1),
         )?;
         Ok(Workspace {
             caches,

@@ -50,7 +50,15 @@ impl<'a, M: Matrix> HeadsBuilder<'a, M> {
         let form = MatrixForm::Plain;
         Self {
             reserve,
-            shape: Shape { rows: n, columns: k, dtype, form, heads: None, written_rows: n },
+            shape: Shape {
+                rows: n,
+                columns: k,
+                dtype,
+                form,
+                heads: None,
+                written_rows: n,
+                is_expert: false,
+            },
             stored: [of_head, columns],
             transposed,
             missing_rows: rows,

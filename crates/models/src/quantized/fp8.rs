@@ -3,10 +3,13 @@
 
 use std::ops::Range;
 
-use candlepower_checkpoint::{Fp8, Packed};
+use candlepower_checkpoint::{ActivationScales, Fp8, Packed};
 
 use super::{Stored, Tensors};
-use crate::{error::Result, shards::MappedBytes};
+use crate::{
+    error::{Error, Result},
+    shards::MappedBytes,
+};
 
 /// A matrix as FP8 checkpoints store it.
 pub(crate) struct Fp8Matrix {
@@ -43,6 +46,26 @@ impl Fp8Matrix {
             None => 1,
         };
         Ok(Self { k, packed, first_row, quants, scales, block_rows })
+    }
+}
+
+/// The scale of the matrix's activations, where the checkpoint fixes it. It lies in one of the tensors behind the weights and
+/// their scales.
+///
+/// # Errors
+/// No such tensor is there, or it has an impossible value.
+pub(super) fn fixed_scale(tensors: &Tensors<'_>, scheme: Fp8) -> Result<Option<f32>> {
+    if scheme.activations != Some(ActivationScales::Fixed) {
+        return Ok(None);
+    }
+    let names = tensors.names.iter().enumerate().skip(2);
+    let mut present = names.filter(|(_, name)| tensors.shards.contains(name));
+    let Some((index, _)) = present.next() else {
+        return Err(Error::FixedScaleMissing { name: tensors.name(2).to_owned() });
+    };
+    match tensors.values(index)?[..] {
+        [scale] if scale > 0.0 => Ok(Some(scale)),
+        _ => Err(tensors.damaged(index, "it is no positive scale")),
     }
 }
 

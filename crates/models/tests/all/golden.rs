@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{
-    Checkpoint, CheckpointFiles, Dtype as Planned, FfnSpec, LayerSpec, OnLoad,
+    ActivationScales, Checkpoint, CheckpointFiles, Dtype as Planned, FfnSpec, LayerSpec, OnLoad,
 };
 use candlepower_kernels::AttentionMetadata;
 use candlepower_models::{
@@ -21,6 +21,7 @@ pub(crate) const ON_LOAD: &[(&str, &str, OnLoad)] = &[
     ("on-load/llama-int4", "llama", OnLoad::Int4),
     ("on-load/gpt2-int8", "gpt2", OnLoad::Int8),
     ("on-load/experts-int4", "qwen3-moe", OnLoad::Int4),
+    ("on-load/llama-fp8", "llama", OnLoad::Fp8),
 ];
 pub(crate) const TOLERANCE: f32 = 1e-4;
 pub(crate) const BLOCK_SIZE: usize = 16;
@@ -211,6 +212,60 @@ pub(crate) fn max_difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     assert_eq!(a.len(), b.len());
     let pairs = a.iter().flatten().zip(b.iter().flatten());
     pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// How the logits of a checkpoint may differ from the golden ones.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rounding {
+    /// By the order of sums alone.
+    None,
+    /// Activations are rounded to FP8. A sum in another order moves some of them over the middle between two values of e4m3, and then
+    /// by a sixteenth, with all later tokens.
+    Fp8,
+    /// The same, with a scale for each row, of which each rank has a part.
+    Fp8Rows,
+}
+
+impl Rounding {
+    pub(crate) fn of(checkpoint: &Checkpoint) -> Self {
+        match checkpoint.spec().rounds_to_fp8() {
+            None => Self::None,
+            Some((_, ActivationScales::Row)) => Self::Fp8Rows,
+            Some(_) => Self::Fp8,
+        }
+    }
+
+    /// Fails unless logits differ from those of golden values by less than `tolerance`, where activations are not rounded. Otherwise
+    /// the first token's do, unless `ranks` have parts of its rows, and all by a tenth of their size: the rounding itself moves them
+    /// by more. Returns whether greedy tokens must be equal, too.
+    pub(crate) fn check(
+        self,
+        found: &[Vec<f32>],
+        golden: &[Vec<f32>],
+        tolerance: f32,
+        ranks: usize,
+        what: &str,
+    ) -> bool {
+        let difference = max_difference(found, golden);
+        if self == Self::None {
+            assert!(difference < tolerance, "{what}: logits differ by {difference}");
+            return true;
+        }
+        let parts_of_rows = self == Self::Fp8Rows && ranks > 1;
+        let first = max_difference(&found[..1], &golden[..1]);
+        assert!(
+            parts_of_rows || first < tolerance,
+            "{what}: the first token's logits differ by {first}"
+        );
+        let squares =
+            |values: &mut dyn Iterator<Item = f32>| values.map(|value| value * value).sum::<f32>();
+        let pairs = found.iter().flatten().zip(golden.iter().flatten());
+        let moved = squares(&mut pairs.map(|(a, b)| a - b));
+        let relative = (moved / squares(&mut golden.iter().flatten().copied())).sqrt();
+        let limit = if parts_of_rows { 0.3 } else { 0.1 };
+        assert!(relative < limit, "{what}: logits differ by {relative} of their size");
+        false
+    }
 }
 
 pub(crate) fn largest(logits: &[Vec<f32>]) -> f32 {

@@ -299,7 +299,9 @@ fn damaged_quantized_tensors() {
             "it does not assign inputs to groups of the size that config.json says",
         ),
     ];
-    for (golden, tensor, bytes, reason) in cases {
+    let fp8 =
+        [("fp8", "model.layers.0.mlp.up_proj.input_scale", &[0; 4][..], "it is no positive scale")];
+    for (golden, tensor, bytes, reason) in cases.into_iter().chain(fp8) {
         let copy = Copy::of(golden, &format!("damaged-{golden}"));
         copy.edit_data(whole(tensor, bytes));
         let expected =
@@ -318,6 +320,26 @@ fn damaged_quantized_tensors() {
     );
     copy.config("\"group_size\": 32", "\"group_size\": 64");
     assert!(copy.error().contains("has shape [2, "), "{}", copy.error());
+}
+
+/// Static scales of activations are in the files if and only if the configuration says so.
+#[test]
+fn scales_of_activations_are_neither_missing_nor_ignored() {
+    let copy = Copy::of("fp8", "without-input-scale");
+    copy.edit(|name, _, _| {
+        if name == "model.layers.0.mlp.up_proj.input_scale" {
+            *name = "model.layers.0.mlp.up_proj.k_scale".to_owned();
+        }
+    });
+    let e = copy.error();
+    assert!(
+        e.starts_with("tensor model.layers.0.mlp.up_proj.input_scale is missing, although"),
+        "{e}"
+    );
+    let copy = Copy::of("fp8", "dynamic-with-input-scale");
+    copy.config("\"static\"", "\"dynamic\"");
+    let e = copy.error();
+    assert!(e.contains("input_scale"), "{e}");
 }
 
 /// q and k of one layer are to be one matrix, whose inputs can have one order only.

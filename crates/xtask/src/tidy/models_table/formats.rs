@@ -14,7 +14,7 @@ pub(super) const FORMATS: [(&str, &str, &str, &str); 9] = [
     (
         "`fp8`",
         "fp8",
-        "`quant_method` fp8 (scales per tensor, channel or block), compressed-tensors' `float-quantized` and ModelOpt's FP8: e4m3 weights; activations are not rounded",
+        "`quant_method` fp8 (scales per tensor, channel or block), compressed-tensors' `float-quantized` and ModelOpt's FP8: e4m3 weights; activations are rounded to e4m3 as the checkpoint says",
         "8 bits",
     ),
     (

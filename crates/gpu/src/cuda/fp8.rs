@@ -1,0 +1,215 @@
+//! Products of FP8 weights and activations: rounding of activations, a kernel for few rows, and the choice between it and
+//! cuBLASLt.
+
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
+use candle_core::{DType, Tensor};
+use candlepower_kernels::operands::Operand;
+use candlepower_kernels::{Error, Fp8Rounding, Result};
+use candlepower_layout::ActivationScales;
+
+use super::cublas_lt::{CublasLt, ScaledProduct};
+use super::launch::{Address, CUstream, Launch};
+use crate::operands::{Fp8Matrix, Fp8Product, HeadPadding};
+use crate::ops::{Fp8Activations, part_of};
+
+/// Maximum number of rows that the kernel in fp8_product.cu multiplies instead of cuBLASLt. It reads the matrix once for 8
+/// rows, in one launch that may begin before the previous kernel ends. Tiles of cuBLASLt have 64 rows and more.
+const MAX_FEW_ROWS: usize = 8;
+
+/// See [`crate::round_activations`].
+///
+/// # Errors
+/// Same as [`crate::round_activations`].
+pub fn round_activations(
+    x: &Tensor,
+    rounding: &Fp8Rounding,
+    padding: Option<HeadPadding>,
+    out: &Tensor,
+) -> Result<()> {
+    let launch = Launch::new("round activations", "x", x)?;
+    let (rows, k) = Operand::new(launch.kernel(), "x", x).dims2("[rows, k]")?;
+    let out = launch.elements(("out", out), "[rows, k]", &[rows, k])?;
+    let args = RoundArgs { out, ..RoundArgs::new(&launch, x, rounding, padding)? };
+    // SAFETY: the addresses were checked to hold rows * k elements; the launcher checks the heads.
+    if rows * k == 0 { Ok(()) } else { unsafe { launch.run(candlepower_round_fp8, &args) } }
+}
+
+/// Sets `codes`, e4m3 `[rows, k]`, and `scales`, f32 `[groups, rows]`, to the rows of `x` in FP8. A row of a fixed scale
+/// with NaN gets the scale NaN.
+///
+/// # Errors
+/// Same as [`crate::round_activations`].
+pub fn quantize_activations(
+    x: &Tensor,
+    rounding: &Fp8Rounding,
+    codes: &Tensor,
+    scales: &Tensor,
+) -> Result<()> {
+    let launch = Launch::new("quantize activations", "x", x)?;
+    let (rows, k) = Operand::new(launch.kernel(), "x", x).dims2("[rows, k]")?;
+    let groups = k.div_ceil(rounding.scales.group(k).max(1));
+    let own = RoundArgs::new(&launch, x, rounding, None)?;
+    let args = RoundArgs {
+        codes: launch.own(("codes", codes), "[rows, k]", &[rows, k])?.cast(),
+        scales: launch.f32s(("scales", scales), "[groups, rows]", &[groups, rows])?,
+        ..own
+    };
+    if codes.dtype() != DType::F8E4M3 {
+        let (kernel, operand, found) = (launch.kernel(), "codes", codes.dtype());
+        return Err(Error::DType { kernel, operand, expected: "f8e4m3", found });
+    }
+    // SAFETY: as in `round_activations`, and the scales were checked to be those of all groups.
+    if rows * k == 0 { Ok(()) } else { unsafe { launch.run(candlepower_round_fp8, &args) } }
+}
+
+/// Computes `out = x @ w^T + bias` for activations `codes` and `scales` of [`quantize_activations`], `bias` `[n]` and `out`
+/// `[rows, n]` bf16 or f16, with sums in f32. A row's result depends on its own values and the matrix alone.
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
+pub fn fp8_product(
+    (codes, scales): (&Tensor, &Tensor),
+    w: &Fp8Matrix,
+    bias: Option<&Tensor>,
+    out: &Tensor,
+) -> Result<()> {
+    let launch = Launch::new("fp8 product", "out", out)?;
+    let (rows, k) = Operand::new(launch.kernel(), "codes", codes).dims2("[rows, k]")?;
+    let groups = k.div_ceil(w.group());
+    let count = w.scales.elem_count();
+    let args = Fp8ProductArgs {
+        x: launch.own(("codes", codes), "[rows, k]", &[rows, w.k])?,
+        x_scales: launch.f32s(("scales", scales), "[groups, rows]", &[groups, rows])?,
+        weight: launch.own(("weights", &w.codes), "[n, k]", &[w.n, w.k])?,
+        scales: launch.f32s(("scales of weights", &w.scales), "[count]", &[count])?,
+        bias: match bias {
+            Some(bias) => launch.elements(("bias", bias), "[n]", &[w.n])?,
+            None => std::ptr::null_mut(),
+        },
+        out: launch.elements(("out", out), "[rows, n]", &[rows, w.n])?,
+        rows: rows as i32,
+        n: w.n as i32,
+        k: w.k as i32,
+        stride: match w.product {
+            Fp8Product::Tensor => -1,
+            Fp8Product::Rows => 0,
+            Fp8Product::Blocks => w.scale_stride() as i32,
+        },
+        dtype: launch.dtype_code(),
+        padding: 0,
+    };
+    // SAFETY: every address was checked above to hold what the dimensions say; `Fp8Matrix::new` made the scales.
+    if rows == 0 { Ok(()) } else { unsafe { launch.run(candlepower_fp8_product, &args) } }
+}
+
+/// Rounds `x`, `[rows, k]`, to FP8 in the buffers, and computes `out = x @ w^T + bias` with the kernel for few rows or with
+/// cuBLASLt, always with the first if there is no `lt`. `lay_bias` copies a bias into `out` and returns the factor on `out`.
+pub(super) fn product(
+    x: &Tensor,
+    w: &Fp8Matrix,
+    bias: Option<&Tensor>,
+    out: &Tensor,
+    buffers: &Fp8Activations,
+    lt: Option<(&CublasLt, &CudaSlice<u8>)>,
+    lay_bias: impl FnOnce() -> Result<f32>,
+) -> Result<()> {
+    let (rows, k) = Operand::new("matmul", "x", x).dims2("[rows, k]")?;
+    let codes = part_of(&buffers.codes, &[rows, k])?;
+    let scales = part_of(&buffers.scales, &[k.div_ceil(w.group()), rows])?;
+    quantize_activations(x, &w.activations, &codes, &scales)?;
+    let Some((lt, workspace)) = lt.filter(|_| rows > MAX_FEW_ROWS) else {
+        return fp8_product((&codes, &scales), w, bias, out);
+    };
+    if !lt.has_product(w, rows, out.dtype())? {
+        return fp8_product((&codes, &scales), w, bias, out);
+    }
+    let launch = Launch::new("matmul", "x", x)?;
+    let fixed = match &w.fixed {
+        Some(fixed) => launch.f32s(("fixed scale", fixed), "[1]", &[1])?,
+        None => launch.f32s(("scales", &scales), "[groups, rows]", scales.dims())?,
+    };
+    let product = ScaledProduct {
+        x: launch.own(("codes", &codes), "[rows, k]", &[rows, k])?,
+        x_scales: fixed,
+        w: launch.own(("weights", &w.codes), "[n, k]", &[w.n, k])?,
+        w_scales: launch.f32s(("scales", &w.scales), "[count]", &[w.scales.elem_count()])?,
+        out: launch.elements(("out", out), "[rows, n]", &[rows, w.n])?,
+        workspace: workspace.device_ptr(workspace.stream()).0 as Address,
+        workspace_bytes: workspace.len(),
+        beta: lay_bias()?,
+    };
+    // SAFETY: every address was checked above to hold what the shape says.
+    unsafe { lt.run(w, rows, out.dtype(), &product, launch.stream()?) }
+}
+
+/// Mirrors `RoundArgs` in fp8.cu.
+#[repr(C)]
+struct RoundArgs {
+    x: Address,
+    out: Address,
+    codes: *mut u8,
+    scales: *mut f32,
+    rows: i32,
+    k: i32,
+    group: i32,
+    fixed: f32,
+    head: i32,
+    padded_head: i32,
+    dtype: i32,
+    padding: i32,
+}
+const _: () = assert!(size_of::<RoundArgs>() == 64);
+
+impl RoundArgs {
+    /// Arguments without results.
+    fn new(
+        launch: &Launch,
+        x: &Tensor,
+        rounding: &Fp8Rounding,
+        padding: Option<HeadPadding>,
+    ) -> Result<Self> {
+        let (rows, k) = Operand::new(launch.kernel(), "x", x).dims2("[rows, k]")?;
+        let HeadPadding { len, padded } = padding.unwrap_or(HeadPadding { len: k, padded: k });
+        let own = k / padded.max(1) * len;
+        Ok(Self {
+            x: launch.elements(("x", x), "[rows, k]", &[rows, k])?,
+            out: std::ptr::null_mut(),
+            codes: std::ptr::null_mut(),
+            scales: std::ptr::null_mut(),
+            rows: rows as i32,
+            k: k as i32,
+            group: rounding.scales.group(own) as i32,
+            fixed: match rounding.scales {
+                ActivationScales::Fixed => rounding.fixed,
+                ActivationScales::Row | ActivationScales::Group(_) => 0.0,
+            },
+            head: len as i32,
+            padded_head: padded as i32,
+            dtype: launch.dtype_code(),
+            padding: 0,
+        })
+    }
+}
+
+/// Mirrors `Fp8ProductArgs` in fp8_product.cu.
+#[repr(C)]
+struct Fp8ProductArgs {
+    x: Address,
+    x_scales: *mut f32,
+    weight: Address,
+    scales: *mut f32,
+    bias: Address,
+    out: Address,
+    rows: i32,
+    n: i32,
+    k: i32,
+    stride: i32,
+    dtype: i32,
+    padding: i32,
+}
+const _: () = assert!(size_of::<Fp8ProductArgs>() == 72);
+
+unsafe extern "C" {
+    fn candlepower_round_fp8(args: *const RoundArgs, stream: CUstream) -> i32;
+    fn candlepower_fp8_product(args: *const Fp8ProductArgs, stream: CUstream) -> i32;
+}

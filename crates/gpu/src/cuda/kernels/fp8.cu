@@ -1,0 +1,144 @@
+// Rounding of activations to FP8 (e4m3) before a product: for products in FP8 the bits and the scales, for other products the
+// rounded values in the activations' own type. The reference implementation is `Fp8Rounding` in crates/kernels.
+
+#include <cuda_fp8.h>
+
+#include "common.cuh"
+
+namespace candlepower {
+
+struct RoundArgs {
+  const void* x;  // [rows, k]
+  void* out;      // [rows, k] of x's type, may be x itself; null if `codes` is not
+  uint8_t* codes; // e4m3 [rows, k]; null if `out` is not
+  float* scales;  // [groups, rows]; null without `codes`
+  int32_t rows;
+  int32_t k;
+  int32_t group;  // inputs that share a scale, not counting padding
+  float fixed;    // the scale of all rows; 0: each group's is computed
+  // Elements of a head without and with padding; both are k without heads. Padding is not written.
+  int32_t head;
+  int32_t padded_head;
+  int32_t dtype;
+  int32_t padding;
+};
+static_assert(sizeof(RoundArgs) == 64, "as in src/cuda/fp8.rs");
+
+constexpr int32_t kRoundThreads = 256;
+constexpr float kE4m3Max = 448.0f;
+constexpr uint32_t kInfinity = 0x7f800000u;
+
+// The value of e4m3 nearest to `value`, ties to even, as `e4m3_rounded` in Rust.
+__device__ __forceinline__ float e4m3_rounded(float value) {
+  const uint32_t bits = __float_as_uint(value);
+  const uint32_t size = bits & 0x7fffffffu;
+  if (size > kInfinity) return value;
+  float rounded;
+  if (size < 0x3c800000u) {  // 2^-6: smaller values have a step of 2^-9
+    rounded = rintf(__uint_as_float(size) * 512.0f) / 512.0f;
+  } else {
+    rounded = __uint_as_float((size + 0x7ffffu + (size >> 20 & 1)) >> 20 << 20);
+  }
+  return copysignf(fminf(rounded, kE4m3Max), value);
+}
+
+// The scale of a group whose largest magnitude has the bits `largest`. The bits of NaN are above those of infinity.
+__device__ __forceinline__ float scale_of(uint32_t largest, float fixed) {
+  if (fixed != 0.0f) return fixed;
+  if (largest >= kInfinity) return NAN;
+  const float scale = __uint_as_float(largest) / kE4m3Max;
+  return scale == 0.0f ? 1.0f : scale;
+}
+
+__device__ __forceinline__ uint32_t warp_largest(uint32_t value) {
+  return warp_reduce(value, [](uint32_t a, uint32_t b) { return a > b ? a : b; });
+}
+
+// A block rounds a row. All its threads share a group of a whole row; otherwise each warp has groups of its own. With
+// `kWidth` elements of an access, groups and rows are whole accesses, and there is no padding.
+template <typename T, int32_t kWidth, bool kWholeRow>
+__global__ void __launch_bounds__(kRoundThreads) round_kernel(RoundArgs args) {
+  const int32_t row = blockIdx.x;
+  const int32_t heads = args.k / args.padded_head;
+  const int32_t own = heads * args.head;  // elements that are no padding
+  const int32_t groups = (own + args.group - 1) / args.group;
+  const int64_t first_of_row = static_cast<int64_t>(row) * args.k;
+  const T* x = static_cast<const T*>(args.x) + first_of_row;
+  const int32_t team = kWholeRow ? 0 : threadIdx.x / kWarp;
+  const int32_t teams = kWholeRow ? 1 : kRoundThreads / kWarp;
+  const int32_t member = kWholeRow ? threadIdx.x : threadIdx.x % kWarp;
+  constexpr int32_t kMembers = kWholeRow ? kRoundThreads : kWarp;
+  const auto place = [&](int32_t element) {
+    if constexpr (kWidth > 1) return element;
+    return element / args.head * args.padded_head + element % args.head;
+  };
+
+  wait_for_inputs();
+  for (int32_t group = team; group < groups; group += teams) {
+    const int32_t begin = group * args.group;
+    const int32_t end = begin + args.group < own ? begin + args.group : own;
+    uint32_t largest = 0;
+    for (int32_t i = begin + member * kWidth; i < end; i += kMembers * kWidth) {
+      const Vector<T, kWidth> values = load<kWidth>(x + place(i));
+#pragma unroll
+      for (int32_t j = 0; j < kWidth; ++j) {
+        const uint32_t size = __float_as_uint(static_cast<float>(values.at[j])) & 0x7fffffffu;
+        largest = size > largest ? size : largest;
+      }
+    }
+    if constexpr (kWholeRow) {
+      largest = block_reduce(largest, 0u, [](uint32_t v) { return warp_largest(v); });
+    } else {
+      largest = warp_largest(largest);
+    }
+    const float scale = scale_of(largest, args.fixed);
+    // A product in FP8 reads NaN as a number, so the scale tells of it.
+    if (args.codes != nullptr && member == 0) {
+      args.scales[static_cast<int64_t>(group) * args.rows + row] = largest > kInfinity ? NAN : scale;
+    }
+    for (int32_t i = begin + member * kWidth; i < end; i += kMembers * kWidth) {
+      const Vector<T, kWidth> values = load<kWidth>(x + place(i));
+      if (args.codes != nullptr) {
+        Vector<uint8_t, kWidth> codes;
+#pragma unroll
+        for (int32_t j = 0; j < kWidth; ++j) {
+          const float scaled = static_cast<float>(values.at[j]) / scale;
+          codes.at[j] = __nv_cvt_float_to_fp8(scaled, __NV_SATFINITE, __NV_E4M3);
+        }
+        store<kWidth>(args.codes + first_of_row + place(i), codes);
+        continue;
+      }
+      Vector<T, kWidth> rounded;
+#pragma unroll
+      for (int32_t j = 0; j < kWidth; ++j) {
+        rounded.at[j] = T(e4m3_rounded(static_cast<float>(values.at[j]) / scale) * scale);
+      }
+      store<kWidth>(static_cast<T*>(args.out) + first_of_row + place(i), rounded);
+    }
+  }
+  let_next_start();
+}
+
+template <typename T>
+void launch_round(const RoundArgs& args, cudaStream_t stream) {
+  constexpr int32_t N = kVectorWidth<T>;
+  const bool is_whole = args.group >= args.k / args.padded_head * args.head;
+  const bool in_vectors = args.head == args.padded_head && args.k % N == 0 && (is_whole || args.group % N == 0);
+  const auto grid = static_cast<uint32_t>(args.rows);
+  if (in_vectors) {
+    launch_early(is_whole ? round_kernel<T, N, true> : round_kernel<T, N, false>, grid, kRoundThreads, stream, args);
+  } else {
+    launch_early(is_whole ? round_kernel<T, 1, true> : round_kernel<T, 1, false>, grid, kRoundThreads, stream, args);
+  }
+}
+
+}  // namespace candlepower
+
+using namespace candlepower;
+
+extern "C" int32_t candlepower_round_fp8(const RoundArgs* args, cudaStream_t stream) {
+  if (args->group <= 0 || args->head <= 0 || args->padded_head < args->head || args->k % args->padded_head != 0) {
+    return cudaErrorInvalidValue;
+  }
+  return with_half_type(args->dtype, [&](auto zero) { launch_round<decltype(zero)>(*args, stream); });
+}
