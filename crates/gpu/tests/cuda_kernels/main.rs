@@ -28,7 +28,7 @@ use gpu::Gpu;
 /// A comparison over many shapes, which panics if kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 42] = [
+const COMPARISONS: [(&str, Comparison); 44] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("layer_norm", rows::layer_norm),
@@ -45,6 +45,7 @@ const COMPARISONS: [(&str, Comparison); 42] = [
     ("packed_embedding", packed::packed_embedding),
     ("route", experts::route),
     ("expert_product", experts::expert_product),
+    ("expert_rows_alone", experts::expert_rows_alone),
     ("packed_expert_product", experts::packed_expert_product),
     ("combine_experts", experts::combine_experts),
     ("linear_attention", linear_attention::linear_attention),
@@ -70,6 +71,7 @@ const COMPARISONS: [(&str, Comparison); 42] = [
     ("latent_attention", latent::latent_attention),
     ("latent_fixed_launch", latent::latent_fixed_launch),
     ("sample", sampling::sample),
+    ("sample_replayed", sampling::replayed),
     ("sample_logprobs", sampling::logprobs),
 ];
 
