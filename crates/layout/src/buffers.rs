@@ -87,7 +87,15 @@ pub fn device_logits_rows(max_num_seqs: usize) -> usize {
 const SAMPLING_PART_IDS: usize = 8192;
 const MAX_SAMPLING_PARTS: usize = 64;
 
-/// Bytes between the kernels of sampling, for each sample: a histogram of 2,048 bins and one of 1,024 for each part of the vocabulary,
+/// Samples of a launch. More rows of a step take several launches, which use the same memory one after the other.
+const SAMPLES_AT_ONCE: usize = 64;
+
+/// Samples for which there is memory between the kernels of sampling, if a step has up to `max_samples`.
+pub fn device_samples_at_once(max_samples: usize) -> usize {
+    max_samples.clamp(1, SAMPLES_AT_ONCE)
+}
+
+/// Bytes between the kernels of sampling, for each of these samples: a histogram of 2,048 bins and one of 1,024 for each part of the vocabulary,
 /// and the results of parts. `sampling_parts.cuh` describes them.
 pub fn device_sampling_bytes(vocab: usize) -> usize {
     let least = vocab.div_ceil(SAMPLING_PART_IDS);

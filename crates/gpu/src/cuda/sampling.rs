@@ -33,7 +33,8 @@ pub fn sample(
     let (rows, vocab) = dims2("logits", logits, "[rows, vocab]")?;
     let (samples, _) = dims2("rows", batch.rows, "[samples, 16]")?;
     let (max_samples, _) = dims2("scratch", &scratch.scores, "[max_samples, vocab]")?;
-    let (_, part_words) = dims2("scratch", &scratch.parts, "[max_samples, words]")?;
+    let parts_axes = "[samples at once, words]";
+    let (part_rows, part_words) = dims2("scratch", &scratch.parts, parts_axes)?;
     let (_, width) = dims2("report", &out.report, "[samples, 3 + 2 * max_top]")?;
     if samples > max_samples {
         return Err(Error::OutOfRange {
@@ -67,8 +68,8 @@ pub fn sample(
         )?,
         parts: launch.u32s(
             ("scratch", &scratch.parts),
-            "[max_samples, words]",
-            &[max_samples, part_words],
+            parts_axes,
+            &[part_rows, part_words],
         )?,
         token_ids: launch.u32s(("token_ids", &out.token_ids), "[samples]", &[samples])?,
         report: launch.u32s(
@@ -87,6 +88,8 @@ pub fn sample(
         dtype: launch.dtype_code(),
         // The kernels have words of 64 bits, and compare the number with what they use.
         part_words: (part_words / 2) as i32,
+        part_rows: part_rows as i32,
+        padding: 0,
     };
     if samples == 0 || vocab == 0 {
         return Ok(());
@@ -203,8 +206,10 @@ struct SampleArgs {
     max_top: i32,
     dtype: i32,
     part_words: i32,
+    part_rows: i32,
+    padding: i32,
 }
-const _: () = assert!(size_of::<SampleArgs>() == 120);
+const _: () = assert!(size_of::<SampleArgs>() == 128);
 
 /// Mirrors `CountArgs` in token_counts.cu.
 #[repr(C)]

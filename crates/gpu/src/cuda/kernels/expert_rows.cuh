@@ -141,7 +141,8 @@ using ManyRows = TileShape<kManyRows, 128, 2, 4, 3>;
 
 // Where a block may use 163 KiB, it has twice as many outputs for many rows, and a warp 64 of 64 rows. Then operands in
 // shared memory serve twice as many products, and fewer blocks read the same rows.
-constexpr bool kHasLargeBlocks = CANDLEPOWER_COMPUTE_CAP == 80 || CANDLEPOWER_COMPUTE_CAP == 90 || CANDLEPOWER_COMPUTE_CAP == 100;
+constexpr bool kHasLargeBlocks =
+    CANDLEPOWER_COMPUTE_CAP == 80 || CANDLEPOWER_COMPUTE_CAP == 90 || CANDLEPOWER_COMPUTE_CAP == 100;
 using LargeBlock = TileShape<kManyRows, 256, 2, 4, CANDLEPOWER_COMPUTE_CAP == 80 ? 3 : 4>;
 
 }  // namespace candlepower

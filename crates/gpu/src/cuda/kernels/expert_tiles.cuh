@@ -240,6 +240,14 @@ void launch_expert_tiles(const ExpertProductArgs& args, cudaStream_t stream) {
   launch_early(kernel, tiles * tiles_of(args.n, Shape::kOutputs), Shape::kThreads, stream, args, Shape::kBytes);
 }
 
+// Whether a block of the current GPU may use `bytes` of shared memory.
+inline bool has_shared_memory(int32_t bytes) {
+  int32_t device = 0;
+  int32_t most = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess && bytes <= most;
+}
+
 // Launches the product of unquantized weights if rows of x and of the weights consist of whole chunks. Returns whether
 // they do.
 template <typename T>
@@ -249,9 +257,14 @@ bool launch_whole(const ExpertProductArgs& args, cudaStream_t stream) {
     launch_expert_tiles<T, FewRows>(args, stream);
   } else if (args.tile_rows == kMoreRows) {
     launch_expert_tiles<T, MoreRows>(args, stream);
-  } else if (kHasLargeBlocks && args.n > ManyRows::kOutputs) {
-    if constexpr (kHasLargeBlocks) launch_expert_tiles<T, LargeBlock>(args, stream);
   } else {
+    if constexpr (kHasLargeBlocks) {
+      // The rows' table is in shared memory too.
+      if (args.n > ManyRows::kOutputs && has_shared_memory(LargeBlock::kBytes + 1024)) {
+        launch_expert_tiles<T, LargeBlock>(args, stream);
+        return true;
+      }
+    }
     launch_expert_tiles<T, ManyRows>(args, stream);
   }
   return true;

@@ -18,7 +18,7 @@ struct SampleArgs {
   const float* biases;        // [biases]
   const uint32_t* masks;      // [mask_rows, mask_words]
   float* scores;              // [num_samples, vocab], overwritten
-  uint64_t* parts;            // [num_samples, sample_words(vocab)], overwritten
+  uint64_t* parts;            // [part_rows, part_words], overwritten
   uint32_t* token_ids;        // [num_samples]; kNone: no token is both allowed and finite
   uint32_t* report;           // [num_samples, 3 + 2 * max_top]: token, its log-probability and rank; then pairs of token and log-probability
   int32_t num_samples;
@@ -30,9 +30,11 @@ struct SampleArgs {
   int32_t mask_words;
   int32_t max_top;
   int32_t dtype;
-  int32_t part_words;  // words of `parts` per sample
+  int32_t part_words;
+  int32_t part_rows;  // samples that are launched at once
+  int32_t padding;
 };
-static_assert(sizeof(SampleArgs) == 120, "as in src/cuda/sampling.rs");
+static_assert(sizeof(SampleArgs) == 128, "as in src/cuda/sampling.rs");
 
 // Threads of a block that handles a part of a row.
 constexpr int32_t kPartThreads = 512;
