@@ -13,6 +13,7 @@ use candlepower_kernels::{
     rms_norm_reference, rope_reference,
 };
 use candlepower_kernels::{Gating, GatingFunction};
+use candlepower_layout::device_sampling_bytes;
 
 /// host.cpp as a loaded library.
 struct Host {
@@ -217,6 +218,31 @@ fn parts_cover_a_length_once_and_in_order() {
     }
     // 4,224 is 32 warps on each of 132 multiprocessors, which an H100 has.
     assert_eq!([896, 2048, 4096, 151_936].map(|n| warps(n, 4224, 8)), [8, 4, 2, 1]);
+}
+
+#[test]
+fn parts_of_a_row_cover_the_vocabulary_and_fit_the_scratch_memory() {
+    let host = Host::load("row_parts");
+    // SAFETY: the types are those of host.cpp.
+    let (count, ids) = unsafe {
+        let count: extern "C" fn(i32) -> i32 = host.function("host_num_parts");
+        let ids: extern "C" fn(i32, i32, *mut i32) = host.function("host_ids_of_part");
+        (count, ids)
+    };
+    for vocab in [1, 8191, 8192, 8193, 32_001, 128_256, 151_936, 524_288, 524_289, 2_000_000] {
+        let parts = count(vocab);
+        let mut next = 0;
+        for part in 0..parts {
+            let mut range = [0; 2];
+            ids(vocab, part, range.as_mut_ptr());
+            assert!(range[0] == next && range[1] > next, "{range:?} of {vocab}");
+            next = range[1];
+        }
+        assert_eq!(next, vocab);
+        // `kPartWords` of each part, and two selections.
+        let words = 3124 * parts as usize + 6;
+        assert_eq!(device_sampling_bytes(vocab as usize), 8 * words, "{vocab}");
+    }
 }
 
 #[test]

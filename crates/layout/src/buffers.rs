@@ -81,3 +81,37 @@ pub fn linear_attention_row_values(channels: usize, value_heads: usize) -> usize
 pub fn device_logits_rows(max_num_seqs: usize) -> usize {
     max_num_seqs.clamp(1, MAX_DEVICE_LOGITS_ROWS)
 }
+
+/// Ids of a part of a row of logits that one block samples from, and the most parts of a row; `kPartIds` and `kMaxParts` in
+/// `sampling_math.cuh`.
+const SAMPLING_PART_IDS: usize = 8192;
+const MAX_SAMPLING_PARTS: usize = 64;
+
+/// Samples of a launch. More rows of a step take several launches, which use the same memory one after the other.
+const SAMPLES_AT_ONCE: usize = 64;
+
+/// Samples for which there is memory between the kernels of sampling, if a step has up to `max_samples`.
+pub fn device_samples_at_once(max_samples: usize) -> usize {
+    max_samples.clamp(1, SAMPLES_AT_ONCE)
+}
+
+/// Bytes between the kernels of sampling, for each of these samples: a histogram of 2,048 bins and one of 1,024 for each part of the vocabulary,
+/// and the results of parts. `sampling_parts.cuh` describes them.
+pub fn device_sampling_bytes(vocab: usize) -> usize {
+    let least = vocab.div_ceil(SAMPLING_PART_IDS);
+    let ids = SAMPLING_PART_IDS * least.div_ceil(MAX_SAMPLING_PARTS).max(1);
+    // A group of 64 bins has its sum in front of it. Then four results of the part, and two of the sample with three words each.
+    8 * (vocab.div_ceil(ids) * ((32 + 16) * 65 + 4) + 6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_vocabulary_are_at_most_64() {
+        let parts = |vocab| (device_sampling_bytes(vocab) / 8 - 6) / 3124;
+        assert_eq!([0, 1, 8192, 8193, 128_256].map(parts), [0, 1, 1, 2, 16]);
+        assert_eq!([524_288, 524_289, usize::MAX / 8].map(parts), [64, 33, 64]);
+    }
+}

@@ -33,6 +33,8 @@ pub fn sample(
     let (rows, vocab) = dims2("logits", logits, "[rows, vocab]")?;
     let (samples, _) = dims2("rows", batch.rows, "[samples, 16]")?;
     let (max_samples, _) = dims2("scratch", &scratch.scores, "[max_samples, vocab]")?;
+    let parts_axes = "[samples at once, words]";
+    let (part_rows, part_words) = dims2("scratch", &scratch.parts, parts_axes)?;
     let (_, width) = dims2("report", &out.report, "[samples, 3 + 2 * max_top]")?;
     if samples > max_samples {
         return Err(Error::OutOfRange {
@@ -64,6 +66,11 @@ pub fn sample(
             "[max_samples, vocab]",
             &[max_samples, vocab],
         )?,
+        parts: launch.u32s(
+            ("scratch", &scratch.parts),
+            parts_axes,
+            &[part_rows, part_words],
+        )?,
         token_ids: launch.u32s(("token_ids", &out.token_ids), "[samples]", &[samples])?,
         report: launch.u32s(
             ("report", &out.report),
@@ -79,6 +86,9 @@ pub fn sample(
         mask_words: tables.mask_words,
         max_top: ((width - REPORT_HEAD) / 2) as i32,
         dtype: launch.dtype_code(),
+        // The kernels have words of 64 bits, and compare the number with what they use.
+        part_words: (part_words / 2) as i32,
+        part_rows: part_rows as i32,
         padding: 0,
     };
     if samples == 0 || vocab == 0 {
@@ -173,7 +183,7 @@ pub(crate) fn count_tokens(
     unsafe { launch.run(candlepower_count_tokens, &args) }
 }
 
-/// Mirrors `SampleArgs` in sampling.cu.
+/// Mirrors `SampleArgs` in sampling_parts.cuh.
 #[repr(C)]
 struct SampleArgs {
     logits: Address,
@@ -183,6 +193,7 @@ struct SampleArgs {
     biases: *mut f32,
     masks: *mut u32,
     scores: *mut f32,
+    parts: *mut u32,
     token_ids: *mut u32,
     report: *mut u32,
     num_samples: i32,
@@ -194,9 +205,11 @@ struct SampleArgs {
     mask_words: i32,
     max_top: i32,
     dtype: i32,
+    part_words: i32,
+    part_rows: i32,
     padding: i32,
 }
-const _: () = assert!(size_of::<SampleArgs>() == 112);
+const _: () = assert!(size_of::<SampleArgs>() == 128);
 
 /// Mirrors `CountArgs` in token_counts.cu.
 #[repr(C)]

@@ -11,13 +11,13 @@ const MAX_CHOICES: usize = 32;
 /// Maximum number of experts: a block of the sorting kernel has a counter for each expert in shared memory.
 const MAX_EXPERTS: usize = 8192;
 
-/// Rows of a tile of the product, if experts have few rows. expert_product.cu is compiled for this size and the next two.
+/// Rows of a tile of the product, if experts have few rows. expert_rows.cuh has this size and the next two.
 const FEW_ROWS: usize = 16;
 /// Larger tiles: the average number of rows per expert from which they are used, and their rows.
 ///
-/// Larger tiles read the weights less often, and smaller ones waste fewer rows. On an H200, 64-row tiles take 341
-/// instead of 433 us with 32 rows per expert. With 16 rows, 16-row tiles are faster (257 against 330 us), and with 128
-/// rows 128-row tiles (641 against 814 us).
+/// Larger tiles read the weights less often, and smaller ones waste fewer rows. By the kernel before `expert_tiles.cuh`,
+/// on an H200, 64-row tiles take 341 instead of 433 us with 32 rows per expert. With 16 rows, 16-row tiles are faster (257
+/// against 330 us), and with 128 rows 128-row tiles (641 against 814 us).
 const TILE_ROWS: [(usize, usize); 2] = [(96, 128), (20, 64)];
 
 /// The experts of each token of a step: tables on the device that [`route`](crate::route) writes and the products read.

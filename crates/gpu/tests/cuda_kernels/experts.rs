@@ -9,7 +9,7 @@ use crate::gpu::{Gpu, HALVES, Random, Tolerance, to_vec};
 use crate::packed;
 
 /// Tokens, experts, and experts per token. There are unused experts, a single row in the last tile, and all tile sizes.
-const STEPS: [(usize, usize, usize); 9] = [
+const STEPS: [(usize, usize, usize); 10] = [
     (1, 8, 2),
     (3, 128, 8),
     (64, 128, 8),
@@ -18,6 +18,7 @@ const STEPS: [(usize, usize, usize); 9] = [
     (129, 4, 2),
     (700, 60, 6),
     (517, 2, 1),
+    (391, 3, 1),
     (90, 2, 1),
 ];
 
@@ -107,6 +108,39 @@ pub(crate) fn expert_product(gpu: &Gpu) {
                 // Sums in f32 in another order: the difference is far below a step of the result's largest value.
                 let tolerance = Tolerance { own: 0.6, largest: 0.01 };
                 compare_products(gpu, step, (n, k, dtype), &matrices, &weights, tolerance);
+            }
+        }
+    }
+}
+
+/// A row of unquantized weights has the same bits in tiles of 16, 64 and 128 rows, and whatever other rows its tile has.
+pub(crate) fn expert_rows_alone(gpu: &Gpu) {
+    let mut random = Random(77);
+    // With 256 outputs a block and with 128, outputs beyond the last block, and incomplete stages and chunks.
+    for (n, k) in [(328, 200), (100, 64), (130, 72), (40, 33)] {
+        for dtype in HALVES {
+            let (tokens, experts) = (300, 2);
+            let matrix = |random: &mut Random| {
+                Matrix::Rows(gpu.floats(&random.floats(n * k, 1.0, dtype), &[n, k], dtype))
+            };
+            let matrices = (0..experts).map(|_| matrix(&mut random)).collect();
+            let matrices = ExpertMatrices::new(matrices).unwrap();
+            let scores = random.floats(tokens * experts, 6.0, dtype);
+            let x = random.floats(tokens * k, 1.0, dtype);
+            let product = |tokens: usize| {
+                let scores = gpu.floats(&scores[..tokens * experts], &[tokens, experts], dtype);
+                let routing = Routing::new(tokens, experts, 1, gpu.device()).unwrap();
+                gpu::route(&scores, &Gating::SOFTMAX, &routing).unwrap();
+                let x = gpu.floats(&x[..tokens * k], &[tokens, k], dtype);
+                let out = gpu.unwritten(&[tokens, n], dtype);
+                cuda::expert_product(&x, &matrices, None, &routing, &out).unwrap();
+                out
+            };
+            let bits = |out: &Tensor| to_vec(out).into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            let all = bits(&product(tokens));
+            for alone in [1, 7, 39, 40, 150, 191, 192, 299] {
+                let what = format!("{alone} of {tokens} rows, {k} x {n}, {dtype:?}");
+                gpu.assert_equal(&bits(&product(alone)), &all[..alone * n], &what);
             }
         }
     }

@@ -30,7 +30,7 @@ use gpu::Gpu;
 /// A comparison over many shapes, which panics if kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 47] = [
+const COMPARISONS: [(&str, Comparison); 48] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("layer_norm", rows::layer_norm),
@@ -51,6 +51,7 @@ const COMPARISONS: [(&str, Comparison); 47] = [
     ("fp8_matmul", fp8::fp8_matmul),
     ("route", experts::route),
     ("expert_product", experts::expert_product),
+    ("expert_rows_alone", experts::expert_rows_alone),
     ("packed_expert_product", experts::packed_expert_product),
     ("combine_experts", experts::combine_experts),
     ("linear_attention", linear_attention::linear_attention),
@@ -77,6 +78,7 @@ const COMPARISONS: [(&str, Comparison); 47] = [
     ("latent_attention", latent::latent_attention),
     ("latent_fixed_launch", latent::latent_fixed_launch),
     ("sample", sampling::sample),
+    ("sample_replayed", sampling::replayed),
     ("sample_logprobs", sampling::logprobs),
 ];
 

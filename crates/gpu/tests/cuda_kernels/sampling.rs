@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Tensor};
 use candlepower_gpu::cuda;
 use candlepower_gpu::{
-    REPORT_HEAD, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts,
+    Graph, REPORT_HEAD, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts,
 };
 use candlepower_kernels::sampling::{
     Penalties, RowLogprobs, SamplingRow, logprobs_of, sample_row_reference, uniform,
@@ -25,6 +25,60 @@ pub(crate) fn sample(gpu: &Gpu) {
                 sample_batch(gpu, &mut random, (samples, vocab), (dtype, spread));
             }
         }
+    }
+    // One part of the vocabulary, two, and more than a warp has lanes. Logits are flat, with many ties, or far apart. A
+    // flat row has too many candidates for a list.
+    for (samples, vocab) in [(6, 8192), (6, 8193), (5, 40_000), (2, 270_001)] {
+        for dtype in DTYPES {
+            for spread in [0.02, 30.0] {
+                sample_batch(gpu, &mut random, (samples, vocab), (dtype, spread));
+            }
+        }
+    }
+}
+
+/// A replayed graph samples for the parameters and logits of the replay, whatever the batches before have left in the
+/// memory between its kernels.
+pub(crate) fn replayed(gpu: &Gpu) {
+    let mut random = Random(13);
+    let (samples, vocab) = (6, 20_000);
+    let scratch = SamplingScratch::new(samples, vocab, gpu.device()).unwrap();
+    let out = SamplingOutput::new(samples, 0, gpu.device()).unwrap();
+    let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, gpu.device()).unwrap();
+    let logits = zeros(&[samples, vocab]);
+    let rows = gpu.integers(&vec![NONE; samples * SamplerRow::WORDS], &[samples, SamplerRow::WORDS]);
+    let batch = SamplingBatch { rows: &rows, counts: None, biases: None, masks: None };
+    let run = || cuda::sample(&logits, &batch, &scratch, &out);
+    // One launch outside of the graph, so that everything is loaded.
+    run().unwrap();
+    let graph = Graph::capture(gpu.device(), run).unwrap();
+    for round in 0..8 {
+        let spread = [0.02, 8.0, 30.0][round % 3];
+        let values = random.floats(samples * vocab, spread, DType::F32);
+        let values: Vec<f32> = values.iter().map(|logit| logit + 0.0).collect();
+        let plain = |case: Case| Case { mask: None, biases: Vec::new(), seen: HashMap::new(), ..case };
+        let cases: Vec<Case> = (0..samples)
+            .map(|i| plain(case(&mut random, i, (samples, vocab))))
+            .map(|case| Case { row: SamplerRow { counts_slot: None, ..case.row }, ..case })
+            .collect();
+        // Rows in turn are padding.
+        let padding = round % samples;
+        let table = cases.iter().enumerate().flat_map(|(i, case)| {
+            let logits_row = case.row.logits_row.filter(|_| i != padding);
+            SamplerRow { logits_row, ..case.row }.words()
+        });
+        let table: Vec<u32> = table.collect();
+        logits.slice_set(&gpu.floats(&values, &[samples, vocab], DType::F32), 0, 0).unwrap();
+        rows.slice_set(&gpu.integers(&table, &[samples, SamplerRow::WORDS]), 0, 0).unwrap();
+        graph.launch().unwrap();
+        let want: Vec<u32> = (0..samples)
+            .map(|i| match i == padding {
+                true => NONE,
+                false => expected(&cases[i], &values, vocab).unwrap_or(NONE),
+            })
+            .collect();
+        let got: Vec<u32> = out.token_ids.to_vec1().unwrap();
+        gpu.assert_equal(&got, &want, &format!("round {round} of a replayed graph"));
     }
 }
 

@@ -100,8 +100,13 @@ impl Times<'_> {
 
     /// Random values around zero, in a block that is repeated.
     fn noise(&self, dims: &[usize]) -> Result<Tensor> {
+        self.noise_of(dims, 0.1)
+    }
+
+    /// The same of another spread.
+    fn noise_of(&self, dims: &[usize], spread: f32) -> Result<Tensor> {
         // One block is repeated, since random values for whole matrices would take the CPU long.
-        let block = Random(7).floats(1 << 16, 0.1, DType::BF16);
+        let block = Random(7).floats(1 << 16, spread, DType::BF16);
         let numbers = block.iter().map(|number| bf16::from_f32(*number)).cycle();
         let numbers: Vec<bf16> = numbers.take(dims.iter().product()).collect();
         Ok(Tensor::from_vec(numbers, dims, self.gpu.device())?)
@@ -275,7 +280,7 @@ fn experts(times: &Times<'_>) -> Result<()> {
     ];
     let gating = Gating { renormalize: true, ..Gating::SOFTMAX };
     for (kind, bytes, matrices) in &layers {
-        for tokens in [1, 8, 64, 256, 508, 512, 2048].map(|tokens| times.size(tokens)) {
+        for tokens in [1, 8, 64, 256, 508, 512, 2048, 8192].map(|tokens| times.size(tokens)) {
             let scores = Random(9).floats(tokens * experts, 6.0, DType::BF16);
             let scores = times.gpu.floats(&scores, &[tokens, experts], DType::BF16);
             let routing = Routing::new(tokens, experts, top_k, times.gpu.device())?;
@@ -466,8 +471,10 @@ fn linear_attention(times: &Times<'_>, name: &str, net: &LinearAttention) -> Res
 /// Sampling from logits over Llama's vocabulary.
 fn sample(times: &Times<'_>) -> Result<()> {
     let vocab = times.size(VOCAB);
-    for samples in [1, 64, 256].map(|samples| times.size(samples)) {
-        let logits = times.noise(&[samples, vocab])?;
+    // Noise is flat: top_p keeps most tokens. Logits of a model have few likely ones.
+    for (samples, spread) in [(1, 0.1), (1, 20.0), (16, 0.1), (64, 0.1), (64, 20.0), (256, 0.1)] {
+        let samples = times.size(samples);
+        let logits = times.noise_of(&[samples, vocab], spread)?;
         let scratch = SamplingScratch::new(samples, vocab, times.gpu.device())?;
         let out = SamplingOutput::new(samples, 0, times.gpu.device())?;
         let plain = SamplerRow::greedy(0);
@@ -476,13 +483,14 @@ fn sample(times: &Times<'_>) -> Result<()> {
             ("temperature", SamplerRow { temperature: 0.8, ..plain }),
             ("top_p 0.9", SamplerRow { temperature: 0.8, top_p: 0.9, ..plain }),
             ("top_k 50", SamplerRow { temperature: 0.8, top_k: Some(50), ..plain }),
+            ("top_k 50, top_p 0.9", SamplerRow { temperature: 0.8, top_k: Some(50), top_p: 0.9, ..plain }),
         ];
         for (kind, row) in kinds {
             let of_sample = |i| SamplerRow { logits_row: Some(i), ..row }.words();
             let table: Vec<u32> = (0..samples as u32).flat_map(of_sample).collect();
             let rows = times.gpu.integers(&table, &[samples, SamplerRow::WORDS]);
             let batch = SamplingBatch { rows: &rows, counts: None, biases: None, masks: None };
-            let what = format!("sample {samples} of {vocab}, {kind}");
+            let what = format!("sample {samples} of {vocab} by {spread}, {kind}");
             times.row(&what, (2 * samples * vocab, 0), |_| {
                 cuda::sample(&logits, &batch, &scratch, &out)
             })?;

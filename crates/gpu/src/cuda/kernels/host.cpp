@@ -175,6 +175,15 @@ int32_t host_expert_of_tile(const uint32_t* tiles, int32_t experts, uint32_t til
 
 int32_t host_swizzled(int32_t row, int32_t chunk) { return swizzled(row, chunk); }
 
+// Number of parts of a vocabulary.
+int32_t host_num_parts(int32_t vocab) { return num_parts(vocab); }
+
+void host_ids_of_part(int32_t vocab, int32_t part, int32_t* range) {
+  const Range found = ids_of_part(vocab, part);
+  range[0] = found.begin;
+  range[1] = found.end;
+}
+
 double host_uniform(const SamplerRow* row) { return uniform_of(*row); }
 
 // Samples a token. The logits are adjusted in place, and `counts` and `mask` may be null.

@@ -171,13 +171,51 @@ CANDLEPOWER_HD uint64_t sample_target(double uniform, uint64_t total) {
   return target < total ? target : total - 1;
 }
 
+// ---- Parts of a row --------------------------------------------------------------------------------
+
+// Number of ids that one block reads. The partition depends on the size of the vocabulary alone, so a launch has the
+// same blocks for each row. Sums are integers, so no result depends on it.
+constexpr int32_t kPartIds = 8192;
+// Limits the sums over parts that each block repeats. Larger vocabularies than 524,288 tokens have larger parts.
+constexpr int32_t kMaxParts = 64;
+
+// Number of ids in each part but the last.
+CANDLEPOWER_HD int32_t part_ids(int32_t vocab) {
+  const int32_t least = (vocab + kPartIds - 1) / kPartIds;
+  return kPartIds * ((least + kMaxParts - 1) / kMaxParts);
+}
+
+CANDLEPOWER_HD int32_t num_parts(int32_t vocab) { return (vocab + part_ids(vocab) - 1) / part_ids(vocab); }
+
+CANDLEPOWER_HD Range ids_of_part(int32_t vocab, int32_t part) {
+  const int32_t begin = part * part_ids(vocab);
+  const int32_t end = begin + part_ids(vocab);
+  return {begin, end < vocab ? end : vocab};
+}
+
+// How a row of logits becomes a token.
+enum class Way : int32_t {
+  kNothing,  // no token is both allowed and finite
+  kGreedy,   // the best token
+  kPlain,    // all tokens within the limit of min_p
+  kTopP,     // those that top_p keeps of them
+  kTopK      // those that top_k keeps of them, and top_p of these
+};
+
+CANDLEPOWER_HD Way way_of(const SamplerRow& row, float max, int32_t vocab) {
+  if (!(fabsf(max) < INFINITY)) return Way::kNothing;
+  if (row.temperature == 0.0f || !(1.0f / row.temperature < INFINITY)) return Way::kGreedy;
+  if (row.top_k > 0 && row.top_k < static_cast<uint32_t>(vocab)) return Way::kTopK;
+  return row.top_p >= 1.0f ? Way::kPlain : Way::kTopP;
+}
+
 // ---- Radix selection over the 31 bits of a key, most significant digit first -----------------------
 
 constexpr int32_t kDigits = 3;
 constexpr int32_t kBins = 1 << 11;
 constexpr int32_t kKeyBits = 31;
 
-CANDLEPOWER_HD int32_t digit_width(int32_t digit) { return digit == 0 ? 11 : 10; }
+CANDLEPOWER_HD constexpr int32_t digit_width(int32_t digit) { return digit == 0 ? 11 : 10; }
 
 // Number of bits below this digit.
 CANDLEPOWER_HD int32_t digit_shift(int32_t digit) { return digit == 0 ? 20 : (digit == 1 ? 10 : 0); }
