@@ -24,7 +24,8 @@ pub use operands::{
     LatentsToCache, LaunchShape, LayerNorm, MAX_LOGPROBS, Matrix, NO_SLOT, NormWeight,
     PackedMatrix, PagedCache, PagedLayer, PlanCapacity, QkNorm, QkNormOperands, QkvToCache,
     RECURRENT_KEY_DIMS, REPORT_HEAD, RmsNorm, Routing, SamplerRow, SamplingBatch, SamplingOutput,
-    SamplingScratch, StatePool, StateTables, TokenCounts, ValueNorm, fp8_capability, fp8_product,
+    SamplingScratch, StatePool, StateTables, TokenCounts, ValueNorm, fp8_capability, fp8_fault,
+    fp8_product,
 };
 pub use ops::{
     AttentionPlan, Fill, Graph, HostBlocks, Matmul, PartialTensor, Readback, Staging, Uploads,

@@ -128,15 +128,14 @@ impl Fp8Matrix {
         }))
     }
 
-    /// Same as [`Fp8Matrix::new`] for the capability of `device`, if cuBLASLt is there: `None` on the CPU.
+    /// Same as [`Fp8Matrix::new`] for the capability of `device`, if cuBLASLt is there and passes a trial: `None` on the CPU.
     ///
     /// # Errors
     /// Same as [`Fp8Matrix::new`], or CUDA refused.
     pub fn on_device(weight: &Weight, device: &Device) -> Result<Option<Self>> {
-        match fp8_capability(device)? {
-            Some(capability) => Self::new(weight, capability, device),
-            None => Ok(None),
-        }
+        let Some(capability) = fp8_capability(device)? else { return Ok(None) };
+        let made = Self::new(weight, capability, device)?;
+        Ok(made.filter(|made| fp8_fault(device, made.product).is_none()))
     }
 
     /// The scales of the product.
@@ -181,6 +180,16 @@ impl Fp8Matrix {
     }
 }
 
+/// Why products in FP8 with these scales are of no use on `device`, if cuBLASLt failed a trial with them.
+pub fn fp8_fault(device: &Device, product: Fp8Product) -> Option<String> {
+    #[cfg(feature = "cuda")]
+    if device.is_cuda() {
+        return crate::cuda::fp8_fault(device, product);
+    }
+    let _ = (device, product);
+    None
+}
+
 /// The compute capability of a GPU on which cuBLASLt multiplies in FP8, if its scales are supported. `None` on the CPU, and
 /// where cuBLASLt is missing or too old.
 ///
@@ -202,7 +211,8 @@ pub fn fp8_capability(device: &Device) -> Result<Option<(u32, u32)>> {
     Ok(None)
 }
 
-fn block_stride(k: usize) -> usize {
+/// Distance of the scales of a row of blocks from those of the next, for `k` inputs.
+pub(crate) fn block_stride(k: usize) -> usize {
     k.div_ceil(FP8_BLOCK).next_multiple_of(BLOCK_SCALES_MULTIPLE)
 }
 

@@ -36,7 +36,7 @@ pub(crate) struct Fp8Activations {
 
 impl Fp8Activations {
     /// Buffers for `rows` rows of `width` inputs.
-    fn new(device: &Device, rows: usize, width: usize, dtype: DType) -> Result<Self> {
+    pub(crate) fn new(device: &Device, rows: usize, width: usize, dtype: DType) -> Result<Self> {
         Ok(Self {
             rounded: Tensor::zeros(rows * width, dtype, device)?,
             #[cfg(feature = "cuda")]

@@ -257,6 +257,9 @@ pub(crate) fn fp8_matmul(gpu: &Gpu) {
         println!("cuBLASLt has no scales of rows and blocks here: its products are not compared");
         return;
     }
+    for product in [Fp8Product::Tensor, Fp8Product::Rows, Fp8Product::Blocks] {
+        assert_eq!(cuda::fp8_fault(gpu.device(), product), None, "{product:?}");
+    }
     let mut random = Random(65);
     for case in cases(gpu) {
         let Case { n, k, what, .. } = &case;

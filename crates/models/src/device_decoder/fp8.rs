@@ -1,6 +1,6 @@
 //! The products of a model in FP8, in words for the log.
 
-use candlepower_gpu::{Fp8Product, Fp8Weights, fp8_capability, fp8_product};
+use candlepower_gpu::{Fp8Product, Fp8Weights, fp8_capability, fp8_fault, fp8_product};
 
 use super::DeviceDecoder;
 use crate::error::Result;
@@ -21,7 +21,10 @@ impl DeviceDecoder {
         };
         let capability = fp8_capability(&self.device)?;
         let product = |weights: &Fp8Weights| fp8_product(capability?, *weights, scales);
-        let text = match weights.iter().find_map(product) {
+        let product = weights.iter().find_map(product);
+        let fault = product.and_then(|product| fp8_fault(&self.device, product));
+        let text = match product {
+            _ if fault.is_some() => "products in 16 bits: ",
             Some(Fp8Product::Rows) => "products in FP8 by cuBLASLt, with scales of rows",
             Some(Fp8Product::Blocks) => "products in FP8 by cuBLASLt, with scales of blocks",
             Some(Fp8Product::Tensor) => {
@@ -30,6 +33,6 @@ impl DeviceDecoder {
             None => "products in 16 bits: this device has none in FP8 with these scales",
         };
         let rounded = self.spec.rounded_activations().unwrap_or_default();
-        Ok(Some(format!("{rounded}; {text}")))
+        Ok(Some(format!("{rounded}; {text}{}", fault.unwrap_or_default())))
     }
 }
