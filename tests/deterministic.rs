@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, ServerBuilder};
 
-/// Prompts of one to about 200 tokens. Two of them are sampled, by their own seed.
+/// Prompts of one to about 220 tokens. Two of them are sampled, by their own seed. Two have long answers, and need 18 blocks
+/// of the cache together.
 fn requests() -> Vec<Value> {
     let text =
         "What is the capital of France? The capital of France is Paris. What is 2 + 3? 2 + 3 = 5. "
@@ -12,9 +13,10 @@ fn requests() -> Vec<Value> {
     let lengths = [1, 50, 125, 200, 330, 560];
     let request = |(index, length): (usize, usize)| {
         let temperature = if index % 3 == 2 { 1.0 } else { 0.0 };
+        let max_tokens = if matches!(index, 2 | 3) { 70 } else { 12 };
         json!({
             "model": "demo", "prompt": text[..length], "temperature": temperature, "seed": 5,
-            "max_tokens": 32, "ignore_eos": true, "logprobs": 1,
+            "max_tokens": max_tokens, "ignore_eos": true, "logprobs": 1,
         })
     };
     lengths.into_iter().enumerate().map(request).collect()
@@ -61,8 +63,8 @@ fn an_emulated_gpu_gives_the_same_tokens_in_any_company() {
     let server = on_gpu("refused", chunks).start();
     assert_eq!(together(&server, &requests), alone, "in chunks, without graphs and prefix cache");
 
-    // The cache holds 17 blocks of 16 tokens, and the answers need more than the prompts that fit.
-    let small = "--deterministic --max-num-batched-tokens 512 --kv-cache-memory 1088Ki --no-enable-prefix-caching";
+    // The cache holds 16 blocks of 16 tokens, which both long answers do not fit.
+    let small = "--deterministic --max-num-batched-tokens 512 --kv-cache-memory 1Mi --no-enable-prefix-caching";
     let server = on_gpu("refused", small).start();
     assert_eq!(together(&server, &requests), alone, "with a small cache");
     let preempted = server.metrics().value("num_preemptions_total");
