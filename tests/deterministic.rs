@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, ServerBuilder};
 
-/// Prompts of one to about 200 tokens. Two of them are sampled, by their own seed.
+/// Prompts of one to about 220 tokens. Two of them are sampled, by their own seed. Two have long answers, and need 18 blocks
+/// of the cache together.
 fn requests() -> Vec<Value> {
     let text =
         "What is the capital of France? The capital of France is Paris. What is 2 + 3? 2 + 3 = 5. "
@@ -12,9 +13,10 @@ fn requests() -> Vec<Value> {
     let lengths = [1, 50, 125, 200, 330, 560];
     let request = |(index, length): (usize, usize)| {
         let temperature = if index % 3 == 2 { 1.0 } else { 0.0 };
+        let max_tokens = if matches!(index, 2 | 3) { 70 } else { 12 };
         json!({
             "model": "demo", "prompt": text[..length], "temperature": temperature, "seed": 5,
-            "max_tokens": 18, "ignore_eos": true, "logprobs": 1,
+            "max_tokens": max_tokens, "ignore_eos": true, "logprobs": 1,
         })
     };
     lengths.into_iter().enumerate().map(request).collect()
@@ -26,12 +28,11 @@ fn ask(server: &Server, request: &Value) -> String {
     format!("{} {}", choice["text"], choice["logprobs"]["token_logprobs"])
 }
 
-fn one_by_one(server: &Server) -> Vec<String> {
-    requests().iter().map(|request| ask(server, request)).collect()
+fn one_by_one(server: &Server, requests: &[Value]) -> Vec<String> {
+    requests.iter().map(|request| ask(server, request)).collect()
 }
 
-fn together(server: &Server) -> Vec<String> {
-    let requests = requests();
+fn together(server: &Server, requests: &[Value]) -> Vec<String> {
     std::thread::scope(|scope| {
         let asked: Vec<_> =
             requests.iter().map(|request| scope.spawn(|| ask(server, request))).collect();
@@ -50,28 +51,34 @@ fn on_gpu(cublas: &str, flags: &str) -> ServerBuilder {
 #[test]
 #[ignore = "needs an emulated GPU: `cargo xtask emulated` runs it"]
 fn an_emulated_gpu_gives_the_same_tokens_in_any_company() {
+    let requests = requests();
     // A cuBLAS that refuses all products shows that none is asked of it.
     let server = on_gpu("refused", "--deterministic --max-num-batched-tokens 256").start();
     assert!(server.log_when_ready().contains("deterministic is experimental"));
-    let alone = one_by_one(&server);
-    assert_eq!(together(&server), alone, "together, with prefixes from the cache");
+    let alone = one_by_one(&server, &requests);
+    assert_eq!(together(&server, &requests), alone, "together, with prefixes from the cache");
 
     let chunks =
         "--deterministic --max-num-batched-tokens 24 --enforce-eager --no-enable-prefix-caching";
     let server = on_gpu("refused", chunks).start();
-    assert_eq!(together(&server), alone, "in chunks, without graphs and prefix cache");
+    assert_eq!(together(&server, &requests), alone, "in chunks, without graphs and prefix cache");
 
-    // The cache holds 18 blocks of 16 tokens, and all requests need more.
-    let small = "--deterministic --max-num-batched-tokens 512 --kv-cache-memory 1152Ki --no-enable-prefix-caching";
+    // The cache holds 16 blocks of 16 tokens, which both long answers do not fit.
+    let small = "--deterministic --max-num-batched-tokens 512 --kv-cache-memory 1Mi --no-enable-prefix-caching";
     let server = on_gpu("refused", small).start();
-    assert_eq!(together(&server), alone, "with a small cache");
+    assert_eq!(together(&server, &requests), alone, "with a small cache");
     let preempted = server.metrics().value("num_preemptions_total");
     assert!(preempted > 0.0, "no sequence was preempted");
 
+    let requests = &requests[..3];
     // Without the setting, results depend on a cuBLAS whose sums depend on the number of rows.
     let server =
         on_gpu("by_rows", "--max-num-batched-tokens 256 --no-enable-prefix-caching").start();
-    assert_ne!(together(&server), one_by_one(&server), "the emulated cuBLAS hides its order");
+    assert_ne!(
+        together(&server, requests),
+        one_by_one(&server, requests),
+        "the emulated cuBLAS hides its order"
+    );
 
     for (flags, part) in [
         ("--kv-cache-dtype fp8", "a KV cache in FP8"),
@@ -88,9 +95,10 @@ fn an_emulated_gpu_gives_the_same_tokens_in_any_company() {
 /// The CPU's results never depend on other requests, so it takes the setting and computes as without it.
 #[test]
 fn the_cpu_takes_the_setting_and_computes_as_without() {
+    let requests = requests();
     let start = |flags: &str| {
         ServerBuilder::new("demo").flags(&format!("--device cpu --max-num-seqs 8 {flags}")).start()
     };
     let [with, without] = ["--enable-deterministic-inference", ""].map(start);
-    assert_eq!(together(&with), one_by_one(&without));
+    assert_eq!(together(&with, &requests), one_by_one(&without, &requests));
 }

@@ -38,7 +38,7 @@ impl Item {
     }
 }
 
-/// The rules by which the work of a step is divided. They change no result.
+/// The properties of a model and a device by which the work of a step is divided. They change no result.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Division {
     /// Query heads of a KV head.
