@@ -466,7 +466,9 @@ fn compare_sixteen_bits(
     let asked = |found: DType| only.as_ref().is_none_or(|only| only == found.as_str());
     let dtypes: Vec<_> = both.into_iter().filter(|(_, found, _)| asked(*found)).collect();
     assert!(!dtypes.is_empty(), "CANDLEPOWER_TEST_DTYPE is bf16 or f16, not {only:?}");
-    for name in goldens() {
+    // Some goldens alone are quick to try.
+    let part = std::env::var("CANDLEPOWER_TEST_GOLDENS").unwrap_or_default();
+    for name in goldens().filter(|name| name.contains(&part)) {
         let golden = Golden::read(name);
         for &(dtype, found, limit) in &dtypes {
             let mut runner = Runner::on(device, name, dtype);
@@ -481,7 +483,7 @@ fn compare_sixteen_bits(
             let limit = if has_experts(name) { f32::INFINITY } else { limit };
             // A value that 16 bits move over the middle between two of e4m3 is moved by a sixteenth.
             let is_rounded = Rounding::of(&checkpoint(name)) != Rounding::None;
-            let limit = if is_rounded { 0.4 } else { limit };
+            let limit = if is_rounded { limit.max(0.4) } else { limit };
             assert!(error < limit, "{name} as {dtype:?}: logits differ by {error} of the largest");
             let agree = logits.iter().zip(expected).filter(|(a, b)| argmax(a) == argmax(b));
             let agree = agree.count();
