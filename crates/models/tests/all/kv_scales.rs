@@ -31,6 +31,8 @@ fn checkpoint_of(names: &[&str], shape: &[usize]) -> Checkpoint {
             Some(Some("q_proj" | "o_proj")) => FACTOR.recip(),
             _ => 1.0,
         };
+        // The attended values are as large as the values.
+        let factor = if name.ends_with("o_proj.input_scale") { FACTOR } else { factor };
         let mut data = view.data().to_vec();
         if factor != 1.0 {
             let scale = f32::from_le_bytes(data[..].try_into().unwrap());
