@@ -3,8 +3,7 @@
 use candlepower_layout::{
     Dtype, LATENT_PARTIALS_BYTES, MatrixForm, SCHEDULE_BYTES, SCHEDULES, attention_partials_bytes,
     device_head_dim, device_latent_dims, device_logits_rows, device_samples_at_once,
-    device_sampling_bytes, linear_attention_row_values,
-    linear_attention_rows,
+    device_sampling_bytes, linear_attention_row_values, linear_attention_rows,
 };
 
 use super::{KvDtype, MemoryRequest, sum};
@@ -170,7 +169,8 @@ impl ModelSpec {
             gathered,
         ]);
         // Scores and counts of each sample are four bytes, a grammar's mask is a bit.
-        let of_parts = device_samples_at_once(rows as usize) * device_sampling_bytes(self.vocab_size);
+        let of_parts =
+            device_samples_at_once(rows as usize) * device_sampling_bytes(self.vocab_size);
         let sampling = rows * (8 * vocab + vocab.div_ceil(8)) + of_parts as u64;
         // One for each kind of cache and window.
         let mut plans = Vec::new();

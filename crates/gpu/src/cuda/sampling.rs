@@ -66,11 +66,7 @@ pub fn sample(
             "[max_samples, vocab]",
             &[max_samples, vocab],
         )?,
-        parts: launch.u32s(
-            ("scratch", &scratch.parts),
-            parts_axes,
-            &[part_rows, part_words],
-        )?,
+        parts: launch.u32s(("scratch", &scratch.parts), parts_axes, &[part_rows, part_words])?,
         token_ids: launch.u32s(("token_ids", &out.token_ids), "[samples]", &[samples])?,
         report: launch.u32s(
             ("report", &out.report),

@@ -46,7 +46,8 @@ pub(crate) fn replayed(gpu: &Gpu) {
     let out = SamplingOutput::new(samples, 0, gpu.device()).unwrap();
     let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, gpu.device()).unwrap();
     let logits = zeros(&[samples, vocab]);
-    let rows = gpu.integers(&vec![NONE; samples * SamplerRow::WORDS], &[samples, SamplerRow::WORDS]);
+    let rows =
+        gpu.integers(&vec![NONE; samples * SamplerRow::WORDS], &[samples, SamplerRow::WORDS]);
     let batch = SamplingBatch { rows: &rows, counts: None, biases: None, masks: None };
     let run = || cuda::sample(&logits, &batch, &scratch, &out);
     // One launch outside of the graph, so that everything is loaded.
@@ -56,7 +57,8 @@ pub(crate) fn replayed(gpu: &Gpu) {
         let spread = [0.02, 8.0, 30.0][round % 3];
         let values = random.floats(samples * vocab, spread, DType::F32);
         let values: Vec<f32> = values.iter().map(|logit| logit + 0.0).collect();
-        let plain = |case: Case| Case { mask: None, biases: Vec::new(), seen: HashMap::new(), ..case };
+        let plain =
+            |case: Case| Case { mask: None, biases: Vec::new(), seen: HashMap::new(), ..case };
         let cases: Vec<Case> = (0..samples)
             .map(|i| plain(case(&mut random, i, (samples, vocab))))
             .map(|case| Case { row: SamplerRow { counts_slot: None, ..case.row }, ..case })

@@ -483,7 +483,10 @@ fn sample(times: &Times<'_>) -> Result<()> {
             ("temperature", SamplerRow { temperature: 0.8, ..plain }),
             ("top_p 0.9", SamplerRow { temperature: 0.8, top_p: 0.9, ..plain }),
             ("top_k 50", SamplerRow { temperature: 0.8, top_k: Some(50), ..plain }),
-            ("top_k 50, top_p 0.9", SamplerRow { temperature: 0.8, top_k: Some(50), top_p: 0.9, ..plain }),
+            (
+                "top_k 50, top_p 0.9",
+                SamplerRow { temperature: 0.8, top_k: Some(50), top_p: 0.9, ..plain },
+            ),
         ];
         for (kind, row) in kinds {
             let of_sample = |i| SamplerRow { logits_row: Some(i), ..row }.words();
