@@ -88,7 +88,7 @@ const SAMPLING_PART_IDS: usize = 8192;
 const MAX_SAMPLING_PARTS: usize = 64;
 
 /// Samples of a launch. More rows of a step take several launches, which use the same memory one after the other.
-const SAMPLES_AT_ONCE: usize = 64;
+const SAMPLES_AT_ONCE: usize = 128;
 
 /// Samples for which there is memory between the kernels of sampling, if a step has up to `max_samples`.
 pub fn device_samples_at_once(max_samples: usize) -> usize {

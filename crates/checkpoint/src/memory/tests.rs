@@ -391,9 +391,9 @@ fn seventy_billion_weights_over_large_gpus() {
         (weights, plan.kv_bytes_per_token, tokens, plan.fits)
     };
     assert_eq!(row(1), ("131.4".to_owned(), 327_680, 0, false));
-    assert_eq!(row(2), ("65.7".to_owned(), 163_840, 387_200, true));
-    assert_eq!(row(4), ("32.9".to_owned(), 81_920, 1_205_504, true));
-    assert_eq!(row(8), ("16.4".to_owned(), 40_960, 2_842_128, true));
+    assert_eq!(row(2), ("65.7".to_owned(), 163_840, 387_040, true));
+    assert_eq!(row(4), ("32.9".to_owned(), 81_920, 1_205_200, true));
+    assert_eq!(row(8), ("16.4".to_owned(), 40_960, 2_841_504, true));
 }
 
 #[test]

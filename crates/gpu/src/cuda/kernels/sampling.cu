@@ -125,11 +125,12 @@ __global__ void __launch_bounds__(kThreads) token_kernel(SampleArgs args) {
 
 template <typename T>
 void launch_samples(const SampleArgs& args, cudaStream_t stream) {
-  const auto parts = static_cast<uint32_t>(args.num_samples * num_parts(args.vocab));
+  const int32_t parts = args.num_samples * num_parts(args.vocab);
+  const int32_t blocks = std::min(parts, kDigitBlocks);
   launch_early(adjust_kernel<T>, parts, kPartThreads, stream, args);
-  launch_early(first_digit_kernel<T>, parts, kPartThreads, stream, args);
-  launch_early(second_digit_kernel<T>, parts, kPartThreads, stream, args);
-  launch_early(third_digit_kernel<T>, parts, kPartThreads, stream, args);
+  launch_early(first_digit_kernel<T>, blocks, kPartThreads, stream, args);
+  launch_early(second_digit_kernel<T>, blocks, kPartThreads, stream, args);
+  launch_early(third_digit_kernel<T>, blocks, kPartThreads, stream, args);
   launch_early(token_kernel<T>, args.num_samples, kThreads, stream, args);
 }
 

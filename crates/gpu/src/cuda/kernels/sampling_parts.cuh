@@ -142,7 +142,7 @@ __device__ Found find_bin_of_parts(const Histograms& all, int32_t parts, uint64_
   const int32_t lane = threadIdx.x % kWarp;
   uint64_t sum = 0;
   if (lane < all.groups) {
-#pragma unroll 8
+#pragma unroll 4
     for (int32_t part = 0; part < parts; ++part) sum += all.sums(part)[lane];
   }
   uint64_t cumulative = warp_scan(sum);
@@ -154,7 +154,7 @@ __device__ Found find_bin_of_parts(const Histograms& all, int32_t parts, uint64_
   before += __shfl_sync(0xffffffffu, cumulative - sum, group);
   uint64_t first = 0;
   uint64_t second = 0;
-#pragma unroll 8
+#pragma unroll 4
   for (int32_t part = 0; part < parts; ++part) {
     if (all.sums(part)[group] == 0) continue;
     const auto pair = load<2>(all.bins(part, group));

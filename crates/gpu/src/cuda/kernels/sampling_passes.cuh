@@ -7,8 +7,7 @@
 //    tokens up to the first digit's bin, of which there are few unless the row is flat.
 // 4. `third_digit_kernel`: the same of the third digit, for top_p.
 //
-// All kernels are launched for each batch, since the parameters are on the device. Those that a row does not need end at
-// once.
+// All kernels are launched for each batch, since the parameters are on the device. Those that no row needs end at once.
 #pragma once
 
 #include "sampling_parts.cuh"
@@ -121,8 +120,14 @@ __global__ void __launch_bounds__(kPartThreads) adjust_kernel(SampleArgs args) {
 
 // ---- Digits ----------------------------------------------------------------------------------------
 
-// A block of the kernels below. These read the parameters before they wait. The parameters are from before the step's
-// sampling, and each kernel of it lets the next one start only after its own wait.
+// Blocks of the kernels below that a multiprocessor runs at once, which limits their registers.
+constexpr int32_t kDigitBlocksAtOnce = 2;
+// Blocks of these kernels, at most: about twice what 132 multiprocessors run at once. Each block handles several parts in
+// turn. With a block per part, a kernel that no row of a large batch needs would take as long as its blocks take to
+// start.
+constexpr int32_t kDigitBlocks = 512;
+
+// A part of a row, for the kernels below.
 struct Step {
   Place at;
   SamplerRow params;
@@ -133,10 +138,8 @@ struct Step {
   uint32_t limit;  // the largest key that min_p keeps
   Range ids;
 
-  __device__ __forceinline__ explicit Step(const SampleArgs& args)
-      : at(place_of_block(args)), params(args.samples[at.sample]), parts(args, at.sample) {
-    wait_for_inputs();
-    let_next_start();
+  __device__ __forceinline__ Step(const SampleArgs& args, Place place)
+      : at(place), params(args.samples[place.sample]), parts(args, place.sample) {
     ids = ids_of_part(args.vocab, at.part);
     best = parts.best_of_all();
     way = is_padding(args, params) ? Way::kNothing : way_of(params, best.value(), args.vocab);
@@ -152,36 +155,66 @@ struct Step {
   }
 };
 
-template <typename T>
-__global__ void __launch_bounds__(kPartThreads) first_digit_kernel(SampleArgs args) {
-  __shared__ OwnHistogram own;
-  const Step step(args);
-  if (step.way == Way::kNothing || step.way == Way::kGreedy) return;
-  const float scale = step.scale;
-  if (step.way == Way::kPlain) {
-    uint64_t weight = 0;
-    step.each_key<T>(args, [&](int32_t, uint32_t key) {
-      if (key <= step.limit) weight += weight_of(key, scale);
-    });
-    weight = block_sum(weight);
-    if (threadIdx.x == 0) step.parts.below[step.at.part] = weight;
-    return;
+// Calls `work` for each of the block's parts whose row has a way that `needs` accepts. All threads call it.
+//
+// The parameters are read before the wait. They are from before the step's sampling, and each kernel of it lets the next
+// one start only after its own wait.
+template <typename Needs, typename Work>
+__device__ __forceinline__ void each_part(const SampleArgs& args, Needs needs, Work work) {
+  const int32_t parts = num_parts(args.vocab);
+  const int32_t count = args.num_samples * parts;
+  const auto blocks = static_cast<int32_t>(gridDim.x);
+  const auto first = static_cast<int32_t>(blockIdx.x);
+  // Each lane looks at other rows, so a block without work ends after one load.
+  bool any = false;
+  for (int32_t i = first + static_cast<int32_t>(threadIdx.x) % kWarp * blocks; i < count; i += kWarp * blocks) {
+    const SamplerRow& params = args.samples[i / parts];
+    any |= !is_padding(args, params) && needs(way_of(params, 0.0f, args.vocab));
   }
-  const bool counts = step.way == Way::kTopK;
-  own.clear(0);
-  __syncthreads();
-  step.each_key<T>(args, [&](int32_t, uint32_t key) {
-    if (key > step.limit) return;
-    uint64_t* bin = own.of_lane(digit_bin(key, 0, 0));
-    if (counts) {
-      add_count(bin);
-    } else {
-      const uint64_t weight = weight_of(key, scale);
-      if (weight != 0) add_shared(bin, weight);
+  wait_for_inputs();
+  let_next_start();
+  if (!__any_sync(0xffffffffu, any)) return;
+#pragma unroll 1
+  for (int32_t i = first; i < count; i += blocks) {
+    const Step step(args, {i / parts, i % parts});
+    if (!needs(step.way)) continue;
+    work(step);
+    // The next part overwrites shared memory.
+    __syncthreads();
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kPartThreads, kDigitBlocksAtOnce) first_digit_kernel(SampleArgs args) {
+  __shared__ OwnHistogram own;
+  const auto needs = [](Way way) { return way == Way::kPlain || way == Way::kTopP || way == Way::kTopK; };
+  each_part(args, needs, [&](const Step& step) {
+    const float scale = step.scale;
+    if (step.way == Way::kPlain) {
+      uint64_t weight = 0;
+      step.each_key<T>(args, [&](int32_t, uint32_t key) {
+        if (key <= step.limit) weight += weight_of(key, scale);
+      });
+      weight = block_sum(weight);
+      if (threadIdx.x == 0) step.parts.below[step.at.part] = weight;
+      return;
     }
+    const bool counts = step.way == Way::kTopK;
+    own.clear(0);
+    __syncthreads();
+    step.each_key<T>(args, [&](int32_t, uint32_t key) {
+      if (key > step.limit) return;
+      uint64_t* bin = own.of_lane(digit_bin(key, 0, 0));
+      if (counts) {
+        add_count(bin);
+      } else {
+        const uint64_t weight = weight_of(key, scale);
+        if (weight != 0) add_shared(bin, weight);
+      }
+    });
+    __syncthreads();
+    own.write(step.parts.digit(0), step.at.part, [](int32_t, uint64_t amount) { return amount; });
   });
-  __syncthreads();
-  own.write(step.parts.digit(0), step.at.part, [](int32_t, uint64_t amount) { return amount; });
 }
 
 // Lists the part's tokens whose first digit is at most `last` and whose key is at most `limit`, by ascending id. `first`
@@ -215,86 +248,88 @@ __device__ void list_candidates(const R& row, Range ids, int32_t last, uint32_t 
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kPartThreads) second_digit_kernel(SampleArgs args) {
+__global__ void __launch_bounds__(kPartThreads, kDigitBlocksAtOnce) second_digit_kernel(SampleArgs args) {
   __shared__ OwnHistogram own;
   __shared__ Found found;
   __shared__ uint64_t candidates_before;
-  const Step step(args);
-  if (step.way != Way::kTopK && step.way != Way::kTopP) return;
-  const bool counts = step.way == Way::kTopK;
-  const Parts& parts = step.parts;
-  const Histograms first_digit = parts.digit(0);
-  const int32_t part = step.at.part;
-  if (threadIdx.x < kWarp) {
-    const auto target_of = [&](uint64_t total) {
-      return counts ? uint64_t(step.params.top_k) : top_p_target(step.params.top_p, total);
-    };
-    const Found bin = find_bin_of_parts(first_digit, parts.count, 0, target_of);
-    // If fewer tokens than top_k are left, all are candidates, and the bin is the one after the last.
-    const uint64_t before = counts ? amount_before(first_digit, 0, part, min(bin.bin + 1, kBins))
-                                   : amount_before(first_digit, part, part + 1, bin.bin);
-    if (threadIdx.x == 0) {
-      found = bin;
-      candidates_before = before;
-      if (!counts) parts.below[part] = before;
-      const uint64_t candidates = bin.before + bin.amount;
-      const bool is_list = counts && candidates <= static_cast<uint64_t>(parts.max_candidates());
-      if (part == 0) {
-        parts.known[0] = {bin.target, bin.before, static_cast<uint32_t>(bin.bin),
-                          is_list ? static_cast<uint32_t>(candidates) : kNone};
+  const auto needs = [](Way way) { return way == Way::kTopP || way == Way::kTopK; };
+  each_part(args, needs, [&](const Step& step) {
+    const bool counts = step.way == Way::kTopK;
+    const Parts& parts = step.parts;
+    const Histograms first_digit = parts.digit(0);
+    const int32_t part = step.at.part;
+    if (threadIdx.x < kWarp) {
+      const auto target_of = [&](uint64_t total) {
+        return counts ? uint64_t(step.params.top_k) : top_p_target(step.params.top_p, total);
+      };
+      const Found bin = find_bin_of_parts(first_digit, parts.count, 0, target_of);
+      // If fewer tokens than top_k are left, all are candidates, and the bin is the one after the last.
+      const uint64_t before = counts ? amount_before(first_digit, 0, part, min(bin.bin + 1, kBins))
+                                     : amount_before(first_digit, part, part + 1, bin.bin);
+      if (threadIdx.x == 0) {
+        found = bin;
+        candidates_before = before;
+        if (!counts) parts.below[part] = before;
+        const uint64_t candidates = bin.before + bin.amount;
+        const bool is_list = counts && candidates <= static_cast<uint64_t>(parts.max_candidates());
+        if (part == 0) {
+          parts.known[0] = {bin.target, bin.before, static_cast<uint32_t>(bin.bin),
+                            is_list ? static_cast<uint32_t>(candidates) : kNone};
+        }
       }
     }
-  }
-  own.clear(1);
-  __syncthreads();
-  const Found bin = found;
-  if (counts) {
-    if (bin.before + bin.amount > static_cast<uint64_t>(parts.max_candidates())) return;
-    with_row<T>(args, step.params, step.at.sample, step.best.value(), [&](auto row) {
-      list_candidates(row, step.ids, bin.bin, step.limit, candidates_before, parts.candidates());
+    own.clear(1);
+    __syncthreads();
+    const Found bin = found;
+    if (counts) {
+      if (bin.before + bin.amount > static_cast<uint64_t>(parts.max_candidates())) return;
+      with_row<T>(args, step.params, step.at.sample, step.best.value(), [&](auto row) {
+        list_candidates(row, step.ids, bin.bin, step.limit, candidates_before, parts.candidates());
+      });
+      return;
+    }
+    const auto prefix = static_cast<uint32_t>(bin.bin);
+    step.each_key<T>(args, [&](int32_t, uint32_t key) {
+      const int32_t at = key > step.limit ? -1 : digit_bin(key, 1, prefix);
+      if (at < 0) return;
+      const uint64_t weight = weight_of(key, step.scale);
+      if (weight != 0) add_shared(own.of_lane(at), weight);
     });
-    return;
-  }
-  const auto prefix = static_cast<uint32_t>(bin.bin);
-  step.each_key<T>(args, [&](int32_t, uint32_t key) {
-    const int32_t at = key > step.limit ? -1 : digit_bin(key, 1, prefix);
-    if (at < 0) return;
-    const uint64_t weight = weight_of(key, step.scale);
-    if (weight != 0) add_shared(own.of_lane(at), weight);
+    __syncthreads();
+    own.write(parts.digit(1), part, [](int32_t, uint64_t amount) { return amount; });
   });
-  __syncthreads();
-  own.write(parts.digit(1), part, [](int32_t, uint64_t amount) { return amount; });
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kPartThreads) third_digit_kernel(SampleArgs args) {
+__global__ void __launch_bounds__(kPartThreads, kDigitBlocksAtOnce) third_digit_kernel(SampleArgs args) {
   __shared__ OwnHistogram own;
   __shared__ uint32_t prefix;
-  const Step step(args);
-  if (step.way != Way::kTopP) return;
-  const Parts& parts = step.parts;
-  const int32_t part = step.at.part;
-  if (threadIdx.x < kWarp) {
-    const Selection known = parts.known[0];
-    const Found bin =
-        find_bin_of_parts(parts.digit(1), parts.count, known.before, [&](uint64_t) { return known.target; });
-    const uint64_t below = amount_before(parts.digit(1), part, part + 1, bin.bin);
-    if (threadIdx.x == 0) {
-      prefix = known.prefix << digit_width(1) | static_cast<uint32_t>(bin.bin);
-      parts.below[parts.count + part] = below;
-      if (part == 0) parts.known[1] = {known.target, bin.before, prefix, kNone};
+  const auto needs = [](Way way) { return way == Way::kTopP; };
+  each_part(args, needs, [&](const Step& step) {
+    const Parts& parts = step.parts;
+    const int32_t part = step.at.part;
+    if (threadIdx.x < kWarp) {
+      const Selection known = parts.known[0];
+      const Found bin =
+          find_bin_of_parts(parts.digit(1), parts.count, known.before, [&](uint64_t) { return known.target; });
+      const uint64_t below = amount_before(parts.digit(1), part, part + 1, bin.bin);
+      if (threadIdx.x == 0) {
+        prefix = known.prefix << digit_width(1) | static_cast<uint32_t>(bin.bin);
+        parts.below[parts.count + part] = below;
+        if (part == 0) parts.known[1] = {known.target, bin.before, prefix, kNone};
+      }
     }
-  }
-  own.clear(2);
-  __syncthreads();
-  // All tokens of a bin have the same key and so the same weight. It suffices to count them.
-  step.each_key<T>(args, [&](int32_t, uint32_t key) {
-    const int32_t at = key > step.limit ? -1 : digit_bin(key, 2, prefix);
-    if (at >= 0) add_count(own.of_lane(at));
-  });
-  __syncthreads();
-  own.write(parts.digit(2), part, [&](int32_t bin, uint64_t count) {
-    return count * weight_of(prefix << digit_width(2) | static_cast<uint32_t>(bin), step.scale);
+    own.clear(2);
+    __syncthreads();
+    // All tokens of a bin have the same key and so the same weight. It suffices to count them.
+    step.each_key<T>(args, [&](int32_t, uint32_t key) {
+      const int32_t at = key > step.limit ? -1 : digit_bin(key, 2, prefix);
+      if (at >= 0) add_count(own.of_lane(at));
+    });
+    __syncthreads();
+    own.write(parts.digit(2), part, [&](int32_t bin, uint64_t count) {
+      return count * weight_of(prefix << digit_width(2) | static_cast<uint32_t>(bin), step.scale);
+    });
   });
 }
 
