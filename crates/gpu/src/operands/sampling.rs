@@ -138,7 +138,8 @@ pub struct SamplingBatch<'a> {
 pub struct SamplingScratch {
     /// f32 `[max_samples, vocab]`
     pub(crate) scores: Tensor,
-    /// u32 `[samples at once, words]`: `Parts` in `sampling_parts.cuh`.
+    /// u32 `[samples at once, words]`: `Parts` in `sampling_parts.cuh`. Only the kernels use it.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) parts: Tensor,
 }
 
