@@ -49,7 +49,7 @@ fn on_gpu(cublas: &str, flags: &str) -> ServerBuilder {
 }
 
 #[test]
-#[ignore = "needs an emulated GPU: `cargo xtask emulated` runs it"]
+#[ignore = "needs an emulated GPU: `cargo xtask deep goldens` runs it"]
 fn an_emulated_gpu_gives_the_same_tokens_in_any_company() {
     let requests = requests();
     // A cuBLAS that refuses all products shows that none is asked of it.

@@ -18,8 +18,7 @@ pub(crate) const EMULATOR: &str = "crates/gpu/tests/emulator";
 
 /// CI's tests: comparisons of the kernels, which are one program, in two halves of about equal length; the goldens of
 /// the models; the server.
-const TESTS: [Tests; 6] =
-    [EXPERTS_AND_PACKED, OTHER_KERNELS, SOME_TOKENS, SAME_BITS, SERVER, DETERMINISTIC];
+const TESTS: [Tests; 5] = [EXPERTS_AND_PACKED, OTHER_KERNELS, SOME_TOKENS, SAME_BITS, SERVER];
 
 /// The goldens in CI: 24 tokens of each prompt, because all of them take more than ten minutes of a core. On a real GPU, and in
 /// `cargo xtask deep goldens`, all are compared.
@@ -39,7 +38,7 @@ const SERVER: Tests = Tests {
     races: Races::Ignored,
 };
 
-/// The server with `--deterministic`, in several forms of company.
+/// The server with `--deterministic`, in several forms of company. It takes more than two minutes of a core.
 const DETERMINISTIC: Tests = Tests {
     names: &["deterministic::an_emulated_gpu_gives_the_same_tokens_in_any_company"],
     ..SERVER
@@ -56,10 +55,11 @@ const SAME_BITS: Tests = Tests {
 pub(crate) const COMPARISONS: [Tests; 2] = [EXPERTS_AND_PACKED, OTHER_KERNELS];
 
 /// The tests of `cargo xtask deep goldens`: every token of the prompts in bf16 and a block of them in f16; the step
-/// runner; the models on two GPUs; attention with the least shared memory. The measurements of kernels only have to
-/// end.
-pub(crate) const MODELS: [Tests; 5] = [
+/// runner; the server with `--deterministic`; the models on two GPUs; attention with the least shared memory. The
+/// measurements of kernels only have to end.
+pub(crate) const MODELS: [Tests; 6] = [
     GOLDENS,
+    DETERMINISTIC,
     Tests {
         source: "crates/engine/src/lib.rs",
         arguments: ONE_BY_ONE,
@@ -445,7 +445,7 @@ mod tests {
     fn only_comparisons_are_left_out_where_no_kernel_has_changed() {
         let rest = TESTS.iter().filter(|tests| !COMPARISONS.contains(tests));
         assert!(rest.eq(Scope::Models.tests()));
-        assert_eq!(Scope::Engine.tests(), [SERVER, DETERMINISTIC]);
+        assert_eq!(Scope::Engine.tests(), [SERVER]);
         assert_eq!(Scope::All.tests(), TESTS);
     }
 
