@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::Result;
+#[cfg(feature = "cuda")]
 use candlepower_layout::{device_samples_at_once, device_sampling_bytes};
 
 /// Maximum number of log-probabilities that a sample reports besides its own token's.
@@ -138,22 +139,25 @@ pub struct SamplingBatch<'a> {
 pub struct SamplingScratch {
     /// f32 `[max_samples, vocab]`
     pub(crate) scores: Tensor,
-    /// u32 `[samples at once, words]`: `Parts` in `sampling_parts.cuh`. Only the kernels use it.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    /// u32 `[samples at once, words]`: `Parts` in `sampling_parts.cuh`.
+    #[cfg(feature = "cuda")]
     pub(crate) parts: Tensor,
 }
 
 impl SamplingScratch {
     /// Reserves memory for up to `max_samples` samples: four bytes per sample and token of the vocabulary, and
-    /// [`device_sampling_bytes`] for each of [`device_samples_at_once`].
+    /// [`device_sampling_bytes`](candlepower_layout::device_sampling_bytes) for each of
+    /// [`device_samples_at_once`](candlepower_layout::device_samples_at_once).
     ///
     /// # Errors
     /// The device's memory does not suffice.
     pub fn new(max_samples: usize, vocab: usize, device: &Device) -> Result<Self> {
-        let words = device_sampling_bytes(vocab) / size_of::<u32>();
+        #[cfg(feature = "cuda")]
+        let parts = (device_samples_at_once(max_samples), device_sampling_bytes(vocab) / 4);
         Ok(Self {
             scores: Tensor::zeros((max_samples, vocab), DType::F32, device)?,
-            parts: Tensor::zeros((device_samples_at_once(max_samples), words), DType::U32, device)?,
+            #[cfg(feature = "cuda")]
+            parts: Tensor::zeros(parts, DType::U32, device)?,
         })
     }
 }
