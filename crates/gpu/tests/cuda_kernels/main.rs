@@ -30,7 +30,7 @@ use gpu::Gpu;
 /// A comparison over many shapes, which panics if kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 48] = [
+const COMPARISONS: [(&str, Comparison); 49] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("layer_norm", rows::layer_norm),
