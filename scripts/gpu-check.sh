@@ -351,6 +351,9 @@ measure() {
   bench llama-many-streams "${llama[@]}" --batch 8,64,256 --input-tokens 1000 --output-tokens 64
   # The same without cuBLAS for 3 to 128 rows.
   CANDLEPOWER_PRODUCT_ROWS=3-128 bench llama-product-rows "${llama[@]}" --batch 8,64 --input-tokens 1000 --output-tokens 64
+  # Weights and activations in FP8. The log says whether cuBLASLt passed its trial.
+  bench llama-fp8 "${llama[@]}" --batch 1,64,256 --input-tokens 1000 --output-tokens 64 --quantize-on-load fp8
+  bench llama-fp8-long "${llama[@]}" --batch 1 --input-tokens 8192 --output-tokens 64 --quantize-on-load fp8
   bench llama-deterministic "${llama[@]}" --batch 1,64 --input-tokens 128,1000 --output-tokens 64 --deterministic
   bench llama-deterministic-long "${llama[@]}" --batch 1 --input-tokens 8192 --output-tokens 64 --deterministic
   local answers=$results/deterministic.json
