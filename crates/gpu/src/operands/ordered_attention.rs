@@ -118,8 +118,11 @@ impl Work {
                 part: (parts as u32) + range - item.first_range,
                 ..item
             };
-            self.narrow[index] = single(item.first_range);
-            self.narrow.extend((item.first_range + 1..item.end_range).map(single));
+            let mut singles = (item.first_range..item.end_range).map(single);
+            if let Some(first) = singles.next() {
+                self.narrow[index] = first;
+            }
+            self.narrow.extend(singles);
             parts += count;
         }
     }
