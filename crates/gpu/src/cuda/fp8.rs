@@ -102,8 +102,8 @@ pub fn fp8_product(
     if rows == 0 { Ok(()) } else { unsafe { launch.run(candlepower_fp8_product, &args) } }
 }
 
-/// Rounds `x`, `[rows, k]`, to FP8 in the buffers, and computes `out = x @ w^T + bias` with the kernel for few rows or with
-/// cuBLASLt, always with the first if there is no `lt`. `lay_bias` copies a bias into `out` and returns the factor on `out`.
+/// Rounds `x`, `[rows, k]`, to FP8 in the buffers. Then the kernel for few rows or cuBLASLt computes `out = x @ w^T + bias`;
+/// without `lt`, the kernel always does. `lay_bias` copies a bias into `out` and returns the factor on `out`.
 pub(super) fn product(
     x: &Tensor,
     w: &Fp8Matrix,

@@ -117,7 +117,7 @@ impl Cublas {
         self
     }
 
-    /// Adds the sums of a product in one order for all numbers of rows, so that a row's result depends on its own values and
+    /// Adds the sums of a product in one order for all numbers of rows. A row's result then depends on its own values and
     /// on the matrix alone. cuBLAS, whose order may depend on the number of rows, multiplies nothing then.
     #[must_use]
     pub fn with_fixed_order(mut self) -> Self {

@@ -89,7 +89,7 @@ impl Matmul {
         })
     }
 
-    /// Adds the sums of a product in one order for all numbers of rows, so that a row's result depends on its own values and
+    /// Adds the sums of a product in one order for all numbers of rows. A row's result then depends on its own values and
     /// on the matrix alone. The reference implementation does so anyway.
     #[must_use]
     #[cfg_attr(not(feature = "cuda"), allow(clippy::missing_const_for_fn))]

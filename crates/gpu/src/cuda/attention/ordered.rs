@@ -272,7 +272,7 @@ impl OrderedAttentionPlan {
             merge_rows: merge_rows as i32,
         };
         // SAFETY: every address was checked above to hold the elements that the dimensions say. `prepare` checked that the
-        // tables name blocks of the cache, and the items name rows of the step and partial results that fit into memory.
+        // tables name blocks of the cache. The items name rows of the step, and partial results that fit into memory.
         unsafe { launch.run(candlepower_ordered_attention, &args) }?;
         let (Some(sinks), Some(lse)) = (sinks, lse) else { return Ok(()) };
         let args = SinkArgs {
