@@ -4,9 +4,10 @@
 //! declared name with escapes (`\u0061`), and its value would pass as an additional property's, which may be anything.
 
 use std::collections::BTreeSet;
+use std::sync::LazyLock;
 
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
-use llguidance::derivre::{ExprRef, RegexAst};
+use llguidance::derivre::{ExprRef, RegexAst, RegexBuilder};
 use llguidance::earley::lexerspec::{LexemeIdx, LexemeSpec, LexerSpec};
 use llguidance::toktrie::TokEnv;
 
@@ -21,6 +22,14 @@ const ONE_SPELLING: &str = r#""([^"\\\x00-\x1f\x7f]|\\["\\bfnrt])*""#;
 const INTEGER: &str = "-?(0|[1-9][0-9]*)";
 /// The library's numbers without bounds.
 const NUMBER: &str = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?";
+/// Both as the library shows them. Comparing texts is cheaper than making both expressions again for each constraint.
+static PLAIN_NUMBERS: LazyLock<[String; 2]> = LazyLock::new(|| {
+    [INTEGER, NUMBER].map(|regex| {
+        let mut builder = RegexBuilder::new();
+        let made = builder.mk(&RegexAst::Regex(regex.to_owned()));
+        made.map(|made| shown(&builder, made)).unwrap_or_default()
+    })
+});
 /// The limit of work to find out whether a lexeme matches any text.
 const EMPTINESS_FUEL: u64 = 200_000;
 /// Maximum lexemes of one constraint for which that is found out, because each check copies the expressions of all of them.
@@ -135,8 +144,6 @@ fn refused(error: &impl std::fmt::Display) -> Error {
 
 struct Tightening {
     limits: Digits,
-    /// [`INTEGER`] and [`NUMBER`].
-    plain_numbers: Option<[ExprRef; 2]>,
     /// [`Digits::regex`], once a number needs it. It is large, and most schemas have none.
     digits: Option<ExprRef>,
     /// [`ONE_SPELLING`], once an object allows additional properties.
@@ -153,7 +160,6 @@ impl Tightening {
     fn new(limits: Digits, integers: Vec<String>) -> Self {
         Self {
             limits,
-            plain_numbers: None,
             digits: None,
             one_spelling: None,
             integers,
@@ -276,17 +282,13 @@ impl Tightening {
     }
 
     /// The stricter expression of a number without bounds. It is much smaller than an intersection with [`Digits::regex`].
-    fn plain_number(&mut self, spec: &mut LexerSpec, old: ExprRef) -> Result<Option<ExprRef>> {
-        let plain = match self.plain_numbers {
-            Some(plain) => plain,
-            None => [make(spec, INTEGER)?, make(spec, NUMBER)?],
-        };
-        self.plain_numbers = Some(plain);
-        // The library gives equal expressions one index.
-        let stricter = match plain.iter().position(|plain| *plain == old) {
-            Some(0) => self.limits.integer(),
-            Some(_) => self.limits.number(),
-            None => return Ok(None),
+    fn plain_number(&self, spec: &mut LexerSpec, old: ExprRef) -> Result<Option<ExprRef>> {
+        let text = shown(&spec.regex_builder, old);
+        let [integer, number] = &*PLAIN_NUMBERS;
+        let stricter = match () {
+            () if text == *integer => self.limits.integer(),
+            () if text == *number => self.limits.number(),
+            () => return Ok(None),
         };
         make(spec, &stricter).map(Some)
     }
@@ -313,6 +315,11 @@ impl Tightening {
         let regex = spec.regex_builder.to_regex_limited(lexeme, EMPTINESS_FUEL);
         !regex.is_ok_and(|mut regex| regex.always_empty())
     }
+}
+
+/// An expression as text, which has its whole structure if it is not longer than a plain number's.
+fn shown(builder: &RegexBuilder, expression: ExprRef) -> String {
+    builder.exprset().expr_to_string_max_len(expression, 1 << 10)
 }
 
 fn make(spec: &mut LexerSpec, regex: &str) -> Result<ExprRef> {
@@ -354,8 +361,6 @@ fn expression(lexeme: &LexemeSpec) -> Option<ExprRef> {
 
 #[cfg(test)]
 mod tests {
-    use llguidance::derivre::RegexBuilder;
-
     use super::*;
 
     #[test]

@@ -10,24 +10,44 @@ use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::own_program::{knows_commands, own_program};
 use crate::model::served_model::LoadedModel;
 
+/// A constraint on an answer's text, and its grammar.
+pub(crate) struct TextConstraint {
+    pub(crate) constraint: Constraint,
+    pub(crate) grammar: Grammar,
+}
+
+impl TextConstraint {
+    /// The constraint of a request, if it has one.
+    ///
+    /// # Errors
+    /// 400 with the part of the constraint that is invalid or cannot be enforced.
+    pub(crate) fn compile(
+        model: &Preparation<'_, LoadedModel>,
+        output: Option<&OutputConstraint>,
+    ) -> ApiResult<Option<Self>> {
+        let Some(output) = output else { return Ok(None) };
+        let constraint = of_output(model, output)?;
+        let grammar = compile_as(model, output.param, &constraint)?;
+        Ok(Some(Self { constraint, grammar }))
+    }
+}
+
 /// The grammar of a request's constraint, if it has one.
 ///
 /// # Errors
-/// 400 with the part of the constraint that is invalid or cannot be enforced.
+/// Those of [`TextConstraint::compile`].
 pub(crate) fn compile(
     model: &Preparation<'_, LoadedModel>,
-    constraint: Option<&OutputConstraint>,
+    output: Option<&OutputConstraint>,
 ) -> ApiResult<Option<Grammar>> {
-    let compile =
-        |output: &OutputConstraint| compile_as(model, output.param, &of_output(model, output)?);
-    constraint.map(compile).transpose()
+    Ok(TextConstraint::compile(model, output)?.map(|text| text.grammar))
 }
 
 /// The constraint in the types of the grammar crate.
 ///
 /// # Errors
 /// 400 with the limit that it exceeds.
-pub(crate) fn of_output(
+fn of_output(
     model: &Preparation<'_, LoadedModel>,
     output: &OutputConstraint,
 ) -> ApiResult<Constraint> {

@@ -7,6 +7,7 @@ use candlepower_dialect::Thinking;
 use candlepower_tokenizer::Prompt;
 
 use crate::generation::chat_output::AnswerFormat;
+use crate::generation::constraint::TextConstraint;
 use crate::generation::encoded_prompt::EncodedPrompt;
 use crate::generation::params::Generation;
 use crate::generation::pictures;
@@ -37,6 +38,8 @@ impl Conversation<'_> {
         generation: &mut Generation,
     ) -> ApiResult<(EncodedPrompt, AnswerFormat)> {
         let tools = ToolUse::new(self.tools, model)?;
+        // A new constraint moves the preparation to a thread, where it starts again. So it comes before the prompt.
+        let text = TextConstraint::compile(model, self.output)?;
         let images = pictures::read(model, model, self.prompt.messages)?;
         let prompt = ChatPrompt { images: &images, tools: tools.definitions(), ..self.prompt };
         let rendered = prompt.render(model)?;
@@ -50,7 +53,7 @@ impl Conversation<'_> {
         let encoded = prompt.tokenize(model, &rendered)?;
         let answers = answer_format(&prompt, model, &rendered, &tools);
         let stands = (answers.dialect, answers.thinking);
-        generation.grammar = tools.grammar(model, stands, self.output)?;
+        generation.grammar = tools.grammar(model, stands, self.output, text)?;
         let budget = prompt.thinking.and_then(|options| options.budget.as_ref());
         if let (Some(budget), Some(format)) = (budget, answers.dialect.reasoning)
             && answers.thinking != Thinking::Closed
@@ -61,7 +64,8 @@ impl Conversation<'_> {
                 model.leave_out(budget.field, None);
             }
             let behind = (answers.dialect, Thinking::Closed);
-            let behind = tools.grammar(model, behind, self.output)?;
+            let text = TextConstraint::compile(model, self.output)?;
+            let behind = tools.grammar(model, behind, self.output, text)?;
             let is_text = behind.is_none() && answers.functions.is_none();
             let limit = limit.map(|limit| if is_text { limit.before_text() } else { limit });
             generation.reasoning_budget = limit.map(|limit| limit.with_grammar(behind));

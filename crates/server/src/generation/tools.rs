@@ -11,7 +11,7 @@ use candlepower_grammar::{
 };
 use serde_json::{Map, Value};
 
-use crate::generation::constraint;
+use crate::generation::constraint::{self, TextConstraint};
 use crate::generation::preparation::Preparation;
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::LoadedModel;
@@ -97,6 +97,7 @@ impl<'a> ToolUse<'a> {
     }
 
     /// The grammar of an answer that begins at `thinking`: it constrains tool calls to their schemas, and text to `output`.
+    /// `text` is `output` compiled alone, so that an error has named its field.
     ///
     /// # Errors
     /// 400 with the field of the schema or constraint that cannot be enforced.
@@ -105,10 +106,9 @@ impl<'a> ToolUse<'a> {
         model: &Preparation<'_, LoadedModel>,
         (dialect, thinking): (Dialect, Thinking),
         output: Option<&OutputConstraint>,
+        text: Option<TextConstraint>,
     ) -> ApiResult<Option<Grammar>> {
-        // The output's constraint is compiled alone first, so that an error names its field.
-        let alone = constraint::compile(model, output)?;
-        let text = output.map(|output| constraint::of_output(model, output)).transpose()?;
+        let constraint = text.as_ref().map(|text| &text.constraint);
         self.check_sizes(model)?;
         let parameters = self.enforced_parameters(model)?;
         let functions = self.callable.iter().zip(&parameters).map(|(tool, parameters)| Function {
@@ -124,7 +124,7 @@ impl<'a> ToolUse<'a> {
             parallel: self.parallel,
             functions: &functions,
             has_others: self.callable.len() < self.num_known(),
-            text: text.as_ref(),
+            text: constraint,
         };
         let whole = match shape.constraint(&model.tokenizer) {
             Ok(whole) => whole,
@@ -136,7 +136,7 @@ impl<'a> ToolUse<'a> {
         };
         match whole {
             None => Ok(None),
-            Some(whole) if Some(&whole) == text.as_ref() => Ok(alone),
+            Some(whole) if Some(&whole) == constraint => Ok(text.map(|text| text.grammar)),
             Some(whole) => {
                 self.check_schemas(model, &functions)?;
                 let field = if self.calls == Calls::None {
