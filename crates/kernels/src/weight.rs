@@ -412,12 +412,21 @@ impl WeightBuilder {
         const STEPS: usize = 64;
         let (layout, first_row) = (self.layout, rows.start);
         let row_bytes = layout.k * size_of::<S>();
+        let pair_bytes = layout.order.pair_bytes();
         self.each_panel(rows, |panel, columns, row| {
             let rows = source[(row - first_row) * row_bytes..].chunks_exact(row_bytes);
             for first in (0..layout.k).step_by(STEPS) {
+                let panel = &mut panel[first / 2 * pair_bytes..];
+                let steps = first * size_of::<S>()..(first + STEPS).min(layout.k) * size_of::<S>();
                 for (column, source) in columns.clone().zip(rows.clone()) {
-                    for k in first..layout.k.min(first + STEPS) {
-                        convert(S::get(source, k)).put(panel, layout.index(k, column));
+                    let places = [layout.index(0, column), layout.index(1, column)];
+                    let pairs = source[steps.clone()].chunks(2 * size_of::<S>());
+                    for (pair, panel) in pairs.zip(panel.chunks_exact_mut(pair_bytes)) {
+                        for (place, number) in
+                            places.into_iter().zip(pair.chunks_exact(size_of::<S>()))
+                        {
+                            convert(S::get(number, 0)).put(panel, place);
+                        }
                     }
                 }
             }
