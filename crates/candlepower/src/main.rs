@@ -28,7 +28,7 @@ use candlepower_machine::{output_failed, print, print_error};
 use candlepower_server::config::Effective;
 use candlepower_server::{
     CONSTRAINT_COMMAND, EndOfLog, ServeConfig, TEMPLATE_COMMAND, describe_api_keys, init_logging,
-    run_template_trial, run_trials, serve, try_in_children,
+    measure_clock, run_template_trial, run_trials, serve, try_in_children,
 };
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -181,6 +181,10 @@ fn main() -> ExitCode {
 }
 
 fn run_command(args: Vec<OsString>) -> ExitCode {
+    // Before the command line is known: even its parser takes long enough to be worth it.
+    if args.iter().any(|arg| arg == "serve") {
+        measure_clock();
+    }
     let command = Cli::command();
     let translated = match other_servers::translate(args) {
         Ok(translated) => translated,

@@ -27,4 +27,5 @@ pub use lifecycle::source::{hub, hub_cache};
 pub use lifecycle::startup::serve;
 pub use lifecycle::template_trial::{TEMPLATE_COMMAND, run_template_trial};
 pub use model::keys::describe_api_keys;
+pub use model::metrics::measure_clock;
 pub use model::own_program::try_in_children;

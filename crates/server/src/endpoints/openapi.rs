@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use axum::extract::Extension;
 use axum::http::header::CONTENT_TYPE;
@@ -69,16 +69,29 @@ pub(crate) fn document() -> utoipa::openapi::OpenApi {
     document
 }
 
-/// The document as JSON and as a page.
+/// The document as JSON and as a page, rendered for the first request: most servers never get one.
 #[derive(Clone)]
-pub(crate) struct Rendered {
-    json: Arc<str>,
-    page: Arc<Page>,
+pub(crate) struct Rendered(Arc<LazyLock<Pages, Box<dyn FnOnce() -> Pages + Send>>>);
+
+struct Pages {
+    json: String,
+    page: Page,
 }
 
 impl Rendered {
-    /// Renders the document with its endpoints. Those at `keyless` paths need no key.
+    /// The document with its endpoints. Those at `keyless` paths need no key.
     pub(crate) fn new(
+        document: utoipa::openapi::OpenApi,
+        config: &ServeConfig,
+        keyless: impl Iterator<Item = &'static str> + Send + 'static,
+    ) -> Self {
+        let config = config.clone();
+        Self(Arc::new(LazyLock::new(Box::new(move || Pages::new(document, &config, keyless)))))
+    }
+}
+
+impl Pages {
+    fn new(
         mut document: utoipa::openapi::OpenApi,
         config: &ServeConfig,
         keyless: impl Iterator<Item = &'static str>,
@@ -107,7 +120,7 @@ impl Rendered {
         // The document is data of the page, which needs no hash.
         let mut page = Page::new(HTML, STYLE, &SCRIPTS);
         page.html = page.html.replace("__DOCUMENT__", &json.replace('<', "\\u003c"));
-        Self { json: json.into(), page: Arc::new(page) }
+        Self { json, page }
     }
 }
 
@@ -228,13 +241,13 @@ fn examples(model: &str) -> BTreeMap<String, Vec<BodyExample>> {
 /// Returns the OpenAPI document of this server.
 #[utoipa::path(get, path = "/openapi.json", tag = "Server", responses((status = 200, description = "An OpenAPI document")))]
 pub(crate) async fn openapi_json(Extension(rendered): Extension<Rendered>) -> impl IntoResponse {
-    ([(CONTENT_TYPE, "application/json")], rendered.json.to_string())
+    ([(CONTENT_TYPE, "application/json")], rendered.0.json.clone())
 }
 
 /// Shows the API as a page, which loads nothing from other servers.
 #[utoipa::path(get, path = "/docs", tag = "Server", responses((status = 200, description = "An HTML page", content_type = "text/html")))]
 pub(crate) async fn docs(Extension(rendered): Extension<Rendered>) -> Response {
-    (&*rendered.page).into_response()
+    (&rendered.0.page).into_response()
 }
 
 #[cfg(test)]

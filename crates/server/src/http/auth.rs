@@ -19,8 +19,9 @@ pub(crate) const OPEN_PATHS: [&str; 3] = ["/health", "/version", "/metrics"];
 const DOCS: [&str; 3] = ["/", "/docs", "/openapi.json"];
 
 /// The paths that never need a key.
-pub(crate) fn keyless_paths(config: &ServeConfig) -> impl Iterator<Item = &'static str> {
-    OPEN_PATHS.into_iter().chain(DOCS.into_iter().filter(|_| !config.private_docs))
+pub(crate) fn keyless_paths(config: &ServeConfig) -> impl Iterator<Item = &'static str> + use<> {
+    let has_open_docs = !config.private_docs;
+    OPEN_PATHS.into_iter().chain(DOCS.into_iter().filter(move |_| has_open_docs))
 }
 
 /// Refuses requests without a known key. Adds the [`ApiKey`] to other requests and to their responses. Without keys in the settings,

@@ -79,6 +79,14 @@ pub(crate) struct KeyCounters {
 /// Reasons for which a choice can finish.
 const FINISH_REASONS: [&str; 3] = ["stop", "length", "abort"];
 
+/// Starts a thread that measures the processor's clock for [`Metrics::new`], which would otherwise do so itself. It takes some
+/// milliseconds, in which the start of a server has other work.
+pub fn measure_clock() {
+    // The library measures it once in a process, for the first recorder. A failure only makes the start slower.
+    let measure = || drop(PrometheusBuilder::new().build_recorder());
+    let _ = std::thread::Builder::new().name("clock".to_owned()).spawn(measure);
+}
+
 const METADATA: Metadata<'static> = Metadata::new("candlepower", metrics::Level::INFO, None);
 
 impl Metrics {
