@@ -1,8 +1,13 @@
 //! Recurrent states of sequences on a device, for layers with linear attention, an SSM or a short convolution.
 
+use std::env;
+
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::{Error, LinearAttentionDims, Result, StateConfig, StateDims};
-use candlepower_layout::{linear_attention_row_values, linear_attention_rows};
+use candlepower_layout::{
+    linear_attention_chunk_values, linear_attention_chunks, linear_attention_row_values,
+    linear_attention_rows,
+};
 
 /// Key lengths that the kernel is compiled for. A thread keeps an eighth of two columns of the state, of this number of
 /// elements, in registers.
@@ -26,9 +31,37 @@ pub struct StatePool {
 #[derive(Clone, Debug)]
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the kernels alone read it"))]
 pub(crate) struct Scratch {
-    /// `[rows * (channels + 2 * value_heads)]`.
+    /// `[rows * (channels + 3 * value_heads)]`.
     pub(crate) values: Tensor,
     pub(crate) rows: usize,
+    /// For the chunk rule, `[chunks * values of a chunk]`; `None` if it is off.
+    pub(crate) chunks: Option<Tensor>,
+    /// Number of whole chunks of a sequence from which on the chunk rule computes them.
+    pub(crate) min_chunks: usize,
+}
+
+/// Variable of the environment that selects the rule for prompts: `off` for the token rule alone, or the least number of whole
+/// chunks of a sequence in a step that the chunk rule computes.
+const STATE_CHUNKS: &str = "CANDLEPOWER_STATE_CHUNKS";
+
+/// The number of chunks that `text` names, 0 for `off`. Without a text, as many as make the chunk rule faster: its kernels take as
+/// long as the token rule for about three chunks.
+fn min_chunks(text: Option<&str>) -> Result<usize> {
+    const DEFAULT: usize = 4;
+    match text {
+        None | Some("") => Ok(DEFAULT),
+        Some("off") => Ok(0),
+        Some(text) => {
+            text.parse().ok().filter(|chunks| (1..=1024).contains(chunks)).ok_or_else(|| {
+                Error::Cuda {
+                    kernel: "state_pool",
+                    message: format!(
+                        "{STATE_CHUNKS}={text}: write off, or a number from 1 to 1024"
+                    ),
+                }
+            })
+        }
+    }
 }
 
 /// The states of one layer.
@@ -57,7 +90,8 @@ impl StatePool {
     ///
     /// # Errors
     /// A dimension is zero or not the required multiple; `key_dim` is none of [`RECURRENT_KEY_DIMS`]; `value_dim` is
-    /// above 256; the dtype is not supported; or memory does not suffice.
+    /// above 256; the dtype is not supported; memory does not suffice; or `CANDLEPOWER_STATE_CHUNKS` is neither `off` nor
+    /// a number.
     pub fn new(
         config: StateConfig,
         max_tokens: usize,
@@ -85,7 +119,9 @@ impl StatePool {
                     return Err(Error::Parameter { parameter, value: dims.channels(), expected });
                 }
                 let values = Tensor::zeros(rows * values, DType::F32, device)?;
-                scratch = Some(Scratch { values, rows });
+                let min_chunks = min_chunks(env::var(STATE_CHUNKS).ok().as_deref())?;
+                let chunks = chunk_memory(&dims, rows, min_chunks, device)?;
+                scratch = Some(Scratch { values, rows, chunks, min_chunks });
             }
         }
         // f32 is for the reference implementation alone, as in the paged cache.
@@ -106,6 +142,22 @@ impl StatePool {
         Ok(Self { config, layers, scratch })
     }
 
+    /// On a GPU, computes whole chunks of sequences with at least `min_chunks` of them in a step by the chunk rule, whatever the
+    /// environment says. 0 is the token rule alone.
+    ///
+    /// # Errors
+    /// Memory does not suffice.
+    pub fn with_min_chunks(mut self, min_chunks: usize) -> Result<Self> {
+        if let (Some(scratch), StateDims::LinearAttention(dims)) =
+            (&mut self.scratch, self.config.dims)
+        {
+            let device = scratch.values.device();
+            scratch.chunks = chunk_memory(&dims, scratch.rows, min_chunks, device)?;
+            scratch.min_chunks = min_chunks;
+        }
+        Ok(self)
+    }
+
     /// The dimensions of the states.
     #[must_use]
     pub fn config(&self) -> &StateConfig {
@@ -121,6 +173,21 @@ impl StatePool {
     pub(crate) fn layer(&self, kernel: &'static str, layer: usize) -> Result<&PoolLayer> {
         self.config.layer(kernel, &self.layers, layer)
     }
+}
+
+/// Memory of the chunk rule for steps of up to `rows` rows at once, if there is a chunk to compute.
+fn chunk_memory(
+    dims: &LinearAttentionDims,
+    rows: usize,
+    min_chunks: usize,
+    device: &Device,
+) -> Result<Option<Tensor>> {
+    let chunks = linear_attention_chunks(rows);
+    if chunks == 0 || min_chunks == 0 {
+        return Ok(None);
+    }
+    let of_chunk = linear_attention_chunk_values(dims.keys(), dims.value_heads);
+    Ok(Some(Tensor::zeros(chunks * of_chunk, DType::F32, device)?))
 }
 
 /// The tokens of each sequence in a step, and the slots of their states, on the device.
