@@ -76,9 +76,11 @@ __global__ void __launch_bounds__(kWarps * kWarp) scan_kernel(Window args) {
 
   const auto copy_keys_or_queries = [&](__nv_bfloat16* to, int32_t chunk, bool is_query) {
     if (chunk < chunks.count) {
-      const __nv_bfloat16* from = args.rows_of_chunk(first_slot + chunk, key_head) + (is_query ? 2 * kChunkTokens * kKeyDim : 0);
-#pragma unroll 8
-      for (int32_t i = thread * 8; i < 2 * kChunkTokens * kKeyDim; i += kThreads * 8) copy_chunk(to + i, from + i);
+      constexpr int32_t kOfBoth = 2 * kChunkTokens * kKeyDim;
+      const __nv_bfloat16* from = args.rows_of_chunk(first_slot + chunk, key_head) + (is_query ? kOfBoth : 0) + thread * 8;
+      const uint32_t own = shared_address(to) + thread * 16;
+#pragma unroll
+      for (int32_t i = 0; i < kOfBoth / 8; i += kThreads) copy_chunk(own + i * 16, from + i * 8);
     }
   };
   const auto copy_keys = [&](int32_t chunk) {
@@ -95,14 +97,17 @@ __global__ void __launch_bounds__(kWarps * kWarp) scan_kernel(Window args) {
     }
     end_copies();
   };
-  // Without the blocks above the diagonal.
+  // Without the blocks above the diagonal. A thread has the same columns in all rows, since these are eight apart.
   const auto copy_triangle = [&](__nv_bfloat16* to, const __nv_bfloat16* from) {
     constexpr int32_t kGroups = kChunkTokens / 8;
-    constexpr int32_t kOfImage = kChunkTokens * kGroups;
-#pragma unroll 4
-    for (int32_t i = thread; i < 2 * kOfImage; i += kThreads) {
-      const int32_t row = i % kOfImage / kGroups;
-      if ((i % kGroups ^ row % 8) / 2 <= row / 16) copy_chunk(to + 8 * i, from + 8 * i);
+    constexpr int32_t kOfBlock = 16 * kGroups;
+    static_assert(kThreads % kChunkTokens == 0 && kThreads <= kOfBlock);
+    const int32_t block = (thread % kGroups ^ thread / kGroups % 8) / 2;
+    const uint32_t own = shared_address(to) + thread * 16;
+    from += thread * 8;
+#pragma unroll
+    for (int32_t i = 0; i < 2 * kChunkTokens * kGroups; i += kThreads) {
+      if (block <= i / kOfBlock % (kChunkTokens / 16)) copy_chunk(own + i * 16, from + i * 8);
     }
   };
   const auto copy_solution = [&](int32_t chunk) {
@@ -139,6 +144,7 @@ __global__ void __launch_bounds__(kWarps * kWarp) scan_kernel(Window args) {
   for_states([&](float& element, const float* at) { element = continues && has_values ? *at : 0.0f; });
 
   const auto channels = static_cast<int32_t>(args.channels());
+  // Values are replaced by outputs. A lane has the same two tokens of each eight.
   float* rows = args.row(chunks.first + neighbour) + 2 * args.keys() + head * args.value_dim + value;
   for (int32_t chunk = 0; chunk < chunks.count; ++chunk) {
     // The copies of keys and queries have ended, and all warps have finished with the previous chunk.
@@ -148,11 +154,11 @@ __global__ void __launch_bounds__(kWarps * kWarp) scan_kernel(Window args) {
     if constexpr (kKeyBuffers == 2) copy_keys(chunk + 1);
 
     float values[kTokenTiles][4];
-    const auto value_at = [&](int32_t tile, int32_t i) { return rows + (tile * 8 + i % 2) * channels + i / 2 * 8; };
+    const float* from = rows;
 #pragma unroll
-    for (int32_t tile = 0; tile < kTokenTiles; ++tile) {
+    for (int32_t tile = 0; tile < kTokenTiles; ++tile, from += 8 * channels) {
 #pragma unroll
-      for (int32_t i = 0; i < 4; ++i) values[tile][i] = has_values ? *value_at(tile, i) : 0.0f;
+      for (int32_t i = 0; i < 4; ++i) values[tile][i] = has_values ? from[(i % 2 == 0 ? 0 : channels) + i / 2 * 8] : 0.0f;
     }
     const SplitImage<kKeyDim> keys = split_image<kKeyDim>(memory.keys[chunk % kKeyBuffers][0]);
     const SplitImage<kKeyDim> queries = split_image<kKeyDim>(memory.queries[0]);
@@ -201,10 +207,11 @@ __global__ void __launch_bounds__(kWarps * kWarp) scan_kernel(Window args) {
     multiply_triangle(outputs, split_image<kChunkTokens>(memory.weights[0]), lane,
                       [&](int32_t token) { return SplitRows(values[token / 8], values[token / 8 + 1]); });
     if (has_values) {
+      float* to = rows;
 #pragma unroll
-      for (int32_t tile = 0; tile < kTokenTiles; ++tile) {
+      for (int32_t tile = 0; tile < kTokenTiles; ++tile, to += 8 * channels) {
 #pragma unroll
-        for (int32_t i = 0; i < 4; ++i) *value_at(tile, i) = outputs[tile][i];
+        for (int32_t i = 0; i < 4; ++i) to[(i % 2 == 0 ? 0 : channels) + i / 2 * 8] = outputs[tile][i];
       }
     }
     const float decay = from_start[kChunkTokens - 1];
