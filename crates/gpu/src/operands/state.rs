@@ -23,7 +23,6 @@ pub struct StatePool {
     pub(crate) config: StateConfig,
     pub(crate) layers: Vec<PoolLayer>,
     /// Memory for results between the kernels of a layer with linear attention, on a GPU.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the kernels alone read it"))]
     pub(crate) scratch: Option<Scratch>,
 }
 
@@ -44,21 +43,27 @@ pub(crate) struct Scratch {
 /// chunks of a sequence in a step that the chunk rule computes.
 const STATE_CHUNKS: &str = "CANDLEPOWER_STATE_CHUNKS";
 
-/// The number of chunks that `text` names, 0 for `off`. Without a text, as many as make the chunk rule faster: its kernels take as
-/// long as the token rule for about three chunks.
+/// Number of chunks without that variable. The kernels of the chunk rule take as long as the token rule for about three chunks, by
+/// the count of their instructions. Where tensor cores multiply `mma.sync` more slowly than on an A100 or H100, the prediction is
+/// no gain.
+const DEFAULT_MIN_CHUNKS: usize = if HAS_FAST_PRODUCTS { 4 } else { 0 };
+
+#[cfg(feature = "cuda")]
+const HAS_FAST_PRODUCTS: bool =
+    matches!(env!("CANDLEPOWER_COMPUTE_CAPABILITY").as_bytes(), b"80" | b"90");
+#[cfg(not(feature = "cuda"))]
+const HAS_FAST_PRODUCTS: bool = false;
+
+/// The number of chunks that `text` names, 0 for `off`.
 fn min_chunks(text: Option<&str>) -> Result<usize> {
-    const DEFAULT: usize = 4;
     match text {
-        None | Some("") => Ok(DEFAULT),
+        None | Some("") => Ok(DEFAULT_MIN_CHUNKS),
         Some("off") => Ok(0),
         Some(text) => {
-            text.parse().ok().filter(|chunks| (1..=1024).contains(chunks)).ok_or_else(|| {
-                Error::Cuda {
-                    kernel: "state_pool",
-                    message: format!(
-                        "{STATE_CHUNKS}={text}: write off, or a number from 1 to 1024"
-                    ),
-                }
+            let chunks = text.parse().ok().filter(|chunks| (1..=1024).contains(chunks));
+            chunks.ok_or_else(|| Error::Cuda {
+                kernel: "state_pool",
+                message: format!("{STATE_CHUNKS}={text}: write off, or a number from 1 to 1024"),
             })
         }
     }
@@ -201,4 +206,21 @@ pub struct StateTables<'a> {
     /// u32 `[tokens]`. If a sequence's first token here is at position 0, the sequence starts, and its slot's content
     /// is ignored.
     pub positions: &'a Tensor,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_chooses_the_rule_for_chunks() {
+        let of = |text| min_chunks(Some(text));
+        assert_eq!(min_chunks(None).unwrap(), DEFAULT_MIN_CHUNKS);
+        assert_eq!((of("").unwrap(), of("off").unwrap()), (DEFAULT_MIN_CHUNKS, 0));
+        assert_eq!((of("1").unwrap(), of("1024").unwrap()), (1, 1024));
+        for text in ["0", "1025", "on", "-1", "4 "] {
+            let error = of(text).unwrap_err().to_string();
+            assert!(error.contains(&format!("{STATE_CHUNKS}={text}: write off")), "{error}");
+        }
+    }
 }
