@@ -234,12 +234,13 @@ impl Sequence {
         num_tokens.min(self.max_computed_tokens)
     }
 
-    /// Number of new tokens that one row may hold. A row that the budget cuts ends at a multiple of `row_multiple`, if it reaches one.
-    /// A row ends where a state is to be kept. Prompt positions whose
+    /// Number of new tokens that one row may hold. A row that the budget cuts ends at a multiple of `row_multiple`, if it reaches one
+    /// and no items follow, which have borders of their own. A row ends where a state is to be kept. Prompt positions whose
     /// logits were delivered before a preemption get rows of their own, so that logits are output exactly once.
     pub(crate) fn num_row_tokens(&self, budget: usize) -> usize {
         let mut num_tokens = self.num_new_tokens().min(budget);
-        if num_tokens < self.num_new_tokens() {
+        let has_items = self.items.after(self.num_computed_tokens).next().is_some();
+        if num_tokens < self.num_new_tokens() && !has_items {
             let behind = (self.num_computed_tokens + num_tokens) % self.row_multiple;
             num_tokens -= if behind < num_tokens { behind } else { 0 };
         }

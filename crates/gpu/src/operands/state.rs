@@ -28,7 +28,6 @@ pub struct StatePool {
 
 /// f32 values of some rows of a step: their convolved channels, and their gates.
 #[derive(Clone, Debug)]
-#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the kernels alone read it"))]
 pub(crate) struct Scratch {
     /// `[rows * (channels + 3 * value_heads)]`.
     pub(crate) values: Tensor,
