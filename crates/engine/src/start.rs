@@ -248,7 +248,7 @@ fn log_memory(plan: &MemoryPlan, weight_bytes: u64) {
     );
 }
 
-/// Rows of prompts that end at its multiples lose no whole chunk of linear attention, which a GPU computes by another rule than the
+/// Rows of prompts that end at its multiples lose no whole chunk of linear attention, which a GPU computes in another form than the
 /// chunk's parts.
 fn row_multiple(checkpoint: &Checkpoint, info: &EngineInfo) -> usize {
     let has_chunks = checkpoint.spec().linear_attentions().next().is_some();

@@ -85,8 +85,8 @@ pub fn linear_attention_chunks(max_tokens: usize) -> usize {
     linear_attention_rows(max_tokens) / LINEAR_ATTENTION_CHUNK
 }
 
-/// Values in single precision that such a layer keeps for each chunk, with `keys` elements of a token's keys: both halves of queries
-/// and keys, and for each value head two matrices over the chunk's tokens and two vectors.
+/// Values in single precision that such a layer keeps for each chunk, with `keys` elements of a token's keys. They are both halves of
+/// queries and keys, and for each value head two matrices over the chunk's tokens and two vectors.
 pub fn linear_attention_chunk_values(keys: usize, value_heads: usize) -> usize {
     const TOKENS: usize = LINEAR_ATTENTION_CHUNK;
     TOKENS * 2 * keys + value_heads * (2 * TOKENS * TOKENS + 2 * TOKENS)

@@ -159,9 +159,9 @@ impl ModelSpec {
         }
     }
 
-    /// Bytes that one rank needs on a GPU beside weights and cache. They are the buffers of a step, RoPE tables, schedules and block
-    /// tables of attention, convolved rows and chunks of linear attention, tables for sampling and for experts, dequantized values, and the
-    /// memory of CUDA itself.
+    /// Bytes that one rank needs on a GPU beside weights and cache. They are the buffers of a step, RoPE tables, and schedules and block
+    /// tables of attention. There are also convolved rows and chunks of linear attention, tables for sampling and for experts,
+    /// dequantized values, and the memory of CUDA itself.
     pub(super) fn device_activation_bytes(&self, request: &MemoryRequest, tokens: usize) -> u64 {
         let ranks = request.tensor_parallel_size;
         let element = request.weights.size() as u64;

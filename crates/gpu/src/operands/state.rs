@@ -32,17 +32,17 @@ pub(crate) struct Scratch {
     /// `[rows * (channels + 3 * value_heads)]`.
     pub(crate) values: Tensor,
     pub(crate) rows: usize,
-    /// For the chunk rule, `[chunks * values of a chunk]`; `None` if it is off.
+    /// For the chunkwise form, `[chunks * values of a chunk]`; `None` if it is off.
     pub(crate) chunks: Option<Tensor>,
-    /// Number of whole chunks of a sequence from which on the chunk rule computes them.
+    /// Number of whole chunks of a sequence from which on the chunkwise form computes them.
     pub(crate) min_chunks: usize,
 }
 
-/// Variable of the environment that selects the rule for prompts: `off` for the token rule alone, or the least number of whole
-/// chunks of a sequence in a step that the chunk rule computes.
+/// Variable of the environment that selects the form for prompts: `off` for the recurrent form alone, or the least number of whole
+/// chunks of a sequence in a step that the chunkwise form computes.
 const STATE_CHUNKS: &str = "CANDLEPOWER_STATE_CHUNKS";
 
-/// Number of chunks without that variable. The kernels of the chunk rule take as long as the token rule for about three chunks, by
+/// Number of chunks without that variable. The kernels of the chunkwise form take as long as the recurrent form for about three chunks, by
 /// the count of their instructions. Where tensor cores multiply `mma.sync` more slowly than on an A100 or H100, the prediction is
 /// no gain.
 const DEFAULT_MIN_CHUNKS: usize = if HAS_FAST_PRODUCTS { 4 } else { 0 };
@@ -146,8 +146,8 @@ impl StatePool {
         Ok(Self { config, layers, scratch })
     }
 
-    /// On a GPU, computes whole chunks of sequences with at least `min_chunks` of them in a step by the chunk rule, whatever the
-    /// environment says. 0 is the token rule alone.
+    /// On a GPU, computes whole chunks of sequences with at least `min_chunks` of them in a step in the chunkwise form, whatever the
+    /// environment says. 0 is the recurrent form alone.
     ///
     /// # Errors
     /// Memory does not suffice.
@@ -179,7 +179,7 @@ impl StatePool {
     }
 }
 
-/// Memory of the chunk rule for steps of up to `rows` rows at once, if there is a chunk to compute.
+/// Memory of the chunkwise form for steps of up to `rows` rows at once, if there is a chunk to compute.
 fn chunk_memory(
     dims: &LinearAttentionDims,
     rows: usize,
@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_environment_chooses_the_rule_for_chunks() {
+    fn the_environment_chooses_the_form_for_prompts() {
         let of = |text| min_chunks(Some(text));
         assert_eq!(min_chunks(None).unwrap(), DEFAULT_MIN_CHUNKS);
         assert_eq!((of("").unwrap(), of("off").unwrap()), (DEFAULT_MIN_CHUNKS, 0));

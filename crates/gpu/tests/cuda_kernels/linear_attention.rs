@@ -57,7 +57,7 @@ pub(crate) struct Pair {
     pub(crate) dtype: DType,
     /// Values of a step's gates.
     pub(crate) gates: fn(&mut Random, usize, DType) -> Vec<f32>,
-    /// Of the outputs and of the states.
+    /// Tolerances of the outputs and of the states.
     tolerances: [Tolerance; 2],
 }
 
@@ -112,7 +112,7 @@ impl Pair {
         Self { nets, pools, dims, dtype, gates: mixed_gates, tolerances }
     }
 
-    /// The same layers with states of zeros, which compute sequences with `min_chunks` whole chunks by the chunk rule.
+    /// The same layers with states of zeros, which compute sequences with `min_chunks` whole chunks in the chunkwise form.
     pub(crate) fn with_min_chunks(&self, gpu: &Gpu, max_tokens: usize, min_chunks: usize) -> Self {
         let config = *self.pools[0].config();
         let devices = [gpu.device(), &Device::Cpu];

@@ -56,7 +56,7 @@ const COMPARISONS: [(&str, Comparison); 50] = [
     ("packed_expert_product", experts::packed_expert_product),
     ("combine_experts", experts::combine_experts),
     ("linear_attention", linear_attention::linear_attention),
-    ("chunk_rule", state_chunks::chunk_rule),
+    ("chunkwise", state_chunks::chunkwise),
     ("copy_states", linear_attention::copy_states),
     ("short_conv", short_conv::short_conv),
     ("sigmoid_gate", linear_attention::sigmoid_gate),

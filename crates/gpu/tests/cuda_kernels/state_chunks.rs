@@ -1,4 +1,4 @@
-//! The chunk rule of gated delta nets and Mamba-2: whole chunks of a prompt on tensor cores.
+//! The chunkwise form of gated delta nets and Mamba-2: whole chunks of a prompt on tensor cores.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use crate::linear_attention::Pair;
 use crate::steps::{self, Mixer, Part};
 
 /// Heads and elements as in [`crate::linear_attention`]: shared keys, more value heads than a block computes, values of one
-/// to four blocks, and keys that the chunk rule leaves to the token rule.
+/// to four blocks, and keys that the chunkwise form leaves to the recurrent form.
 const DIMS: [(bool, [usize; 5]); 10] = [
     (false, [2, 4, 128, 128, 4]),
     (false, [1, 3, 64, 64, 2]),
@@ -37,14 +37,14 @@ fn extreme(random: &mut Random, count: usize, _: DType) -> Vec<f32> {
     (0..count).map(|_| random.pick(&[-100.0, -100.0, -2.0, 10.0, 50.0, 200.0])).collect()
 }
 
-pub(crate) fn chunk_rule(gpu: &Gpu) {
+pub(crate) fn chunkwise(gpu: &Gpu) {
     let mut random = Random(91);
     for (i, dims) in DIMS.into_iter().enumerate() {
         let dtype = HALVES[i % 2];
-        let token_rule = Pair::new(gpu, dims, dtype, 4096, &mut random);
-        for gates in [token_rule.gates, slow, extreme] {
+        let recurrent = Pair::new(gpu, dims, dtype, 4096, &mut random);
+        for gates in [recurrent.gates, slow, extreme] {
             for (max_tokens, min_chunks) in [(4096, 1), (150, 2)] {
-                let mut pair = token_rule.with_min_chunks(gpu, max_tokens, min_chunks);
+                let mut pair = recurrent.with_min_chunks(gpu, max_tokens, min_chunks);
                 pair.gates = gates;
                 several(gpu, &pair, &mut random);
             }
@@ -128,16 +128,16 @@ fn divided(gpu: &Gpu, pair: &Pair, random: &mut Random) {
     }
 }
 
-/// Sequences with fewer whole chunks than the rule asks for have the bits of the token rule. Those with more have others.
+/// Sequences with fewer whole chunks than are asked for have the bits of the recurrent form. Those with more have others.
 fn few_chunks(gpu: &Gpu, pair: &Pair, random: &mut Random) {
     let prompt = [pair.dims.width(), pair.nets[0].gates()]
         .map(|width| random.floats(200 * width, 2.0, pair.dtype));
-    let [token_rule, from_three, from_four] =
+    let [recurrent, from_three, from_four] =
         [0, 3, 4].map(|min_chunks| pair.with_min_chunks(gpu, 4096, min_chunks));
-    let [want, chunks, found] = [&token_rule, &from_three, &from_four].map(|pair| {
+    let [want, chunks, found] = [&recurrent, &from_three, &from_four].map(|pair| {
         outputs(gpu, pair, &prompt, (0, 0..200), 0);
         bits(pair.state(0))
     });
     gpu.assert_equal(&found, &want, "three chunks of four");
-    assert_ne!(chunks, want, "the chunk rule was not used");
+    assert_ne!(chunks, want, "the chunkwise form was not used");
 }

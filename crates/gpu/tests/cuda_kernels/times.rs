@@ -463,16 +463,16 @@ fn linear_attention(times: &Times<'_>, name: &str, net: &LinearAttention) -> Res
         // Three multiply-adds for each element of the state, and its decay.
         let work = (2 * state + rows_read, 7 * state / 4 * tokens);
         let heads = dims.value_heads;
-        let token_rule = pool()?.with_min_chunks(0)?;
+        let recurrent = pool()?.with_min_chunks(0)?;
         times.row(&format!("{name} {seqs} x {tokens}, {heads} heads"), work, |i| {
-            gpu::linear_attention(&input, &gates, net, &token_rule, i % num_layers, &tables, &out)
+            gpu::linear_attention(&input, &gates, net, &recurrent, i % num_layers, &tables, &out)
         })?;
         if tokens >= 64 {
-            drop(token_rule);
-            let chunk_rule = pool()?.with_min_chunks(1)?;
-            times.row(&format!("{name} {seqs} x {tokens}, chunk rule"), work, |i| {
+            drop(recurrent);
+            let chunkwise = pool()?.with_min_chunks(1)?;
+            times.row(&format!("{name} {seqs} x {tokens}, chunkwise"), work, |i| {
                 let layer = i % num_layers;
-                gpu::linear_attention(&input, &gates, net, &chunk_rule, layer, &tables, &out)
+                gpu::linear_attention(&input, &gates, net, &chunkwise, layer, &tables, &out)
             })?;
         }
     }

@@ -267,7 +267,7 @@ struct StatePart {
 // dependent operations is short. A sum over the elements of a key has a fixed order: each thread sums its elements from
 // first to last, and the eight sums are added pairwise. So tokens may be divided over launches in any way.
 //
-// Where the chunk rule computes a part of a sequence, there is a launch for the tokens before that part, and one for those
+// Where the chunkwise form computes a part of a sequence, there is a launch for the tokens before that part, and one for those
 // behind it.
 //
 // The operands of the next group are copied while a group is computed.
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(kUpdateThreads, 4) update_kernel(UpdateArgs ar
   const bool has_four = four * 4 < columns;
 
   // Reading the tables and states before the wait is safe. Only the convolution and the parts of chunks may still run,
-  // which write neither: they have let this one start after their own wait. The chunk rule writes states.
+  // which write neither: they have let this one start after their own wait. The chunkwise form writes states.
   if (args.is_behind) wait_for_inputs();
   const Sequence sequence = sequence_of(args, blockIdx.z);
   const Chunks chunks = chunks_of(args, sequence);

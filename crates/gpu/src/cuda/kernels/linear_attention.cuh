@@ -38,19 +38,19 @@ struct LinearAttentionArgs {
   int32_t tiled;  // 1: value heads that share a key head are key_heads apart; 0: they are neighbours
   int32_t scratch_rows;
   int32_t chunk_slots;
-  int32_t min_chunks;  // the chunk rule computes sequences with this many whole chunks in a window; 0: none
+  int32_t min_chunks;  // the chunkwise form computes sequences with this many whole chunks in a window; 0: none
   int32_t padding;
 };
 static_assert(sizeof(LinearAttentionArgs) == 184, "as in src/cuda/linear_attention.rs");
 
-// Number of tokens of a chunk, LINEAR_ATTENTION_CHUNK in the crate layout. Chunks begin at positions that are multiples of it.
+// Number of tokens of a chunk, LINEAR_ATTENTION_CHUNK in the crate layout. The position of a chunk's first token is divisible by it.
 constexpr int32_t kChunkTokens = 64;
 
-// What a value head has for a chunk. Matrices are images of two parts of each element (`image_index`), of which only the
+// A value head's part of a chunk. Matrices are images of two parts of each element (`image_index`), of which only the
 // blocks of 16 by 16 elements that are not above the diagonal are written and read.
 struct HeadPart {
   __nv_bfloat16 solution[2][kChunkTokens * kChunkTokens];  // delta: (I + A)^-1, whose columns are multiplied by beta
-  __nv_bfloat16 weights[2][kChunkTokens * kChunkTokens];   // of each token (column) for the output of each (row)
+  __nv_bfloat16 weights[2][kChunkTokens * kChunkTokens];   // weight of each token (column) in the output of each (row)
   float from_start[kChunkTokens];  // the decay from the state before the chunk to each token
   float to_end[kChunkTokens];      // the decay from each token to the end of the chunk; Mamba-2: times its factor
 };
@@ -117,7 +117,7 @@ __device__ __forceinline__ Sequence owner_of(const Window& args, int32_t row) {
   return sequence;
 }
 
-// The whole chunks of a sequence in a window, which the chunk rule computes.
+// The whole chunks of a sequence in a window, which the chunkwise form computes.
 struct Chunks {
   int32_t first;  // row of the first token
   int32_t count;

@@ -1,4 +1,4 @@
-// The chunk rule, first part: what the chunks of a step need that does not depend on states. All chunks are computed at once.
+// The chunkwise form, first part: what the chunks of a step need that does not depend on states. All chunks are computed at once.
 //
 // With g_i the sum of the logarithms of the decays up to token i of a chunk, and G_ij = exp(g_i - g_j) for j <= i, else 0:
 //
@@ -14,7 +14,7 @@
 
 namespace candlepower {
 
-// The least number of elements of a key for which the chunk rule is compiled.
+// The least number of elements of a key for which the chunkwise form is compiled.
 constexpr int32_t kMinChunkKeyDim = 64;
 constexpr int32_t kPartsThreads = 128;
 // Value heads of one key head that a block computes, at most.
@@ -35,11 +35,11 @@ struct PartsMemory {
     __nv_bfloat16 images[4][kChunkTokens * kKeyDim];
     struct {
       ChunkMatrix system;   // A, below its diagonal
-      ChunkMatrix inverse;  // of I + A
+      ChunkMatrix inverse;  // the inverse of I + A
       ChunkMatrix weights;
     };
   };
-  float2 sums[kChunkTokens];  // of logarithms: the sum, rounded, and the rest
+  float2 sums[kChunkTokens];  // sums of logarithms: rounded, and the rest
   float factors[kChunkTokens];
   double of_first_half;
 };
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(kPartsThreads, 3) parts_kernel(Window args) {
   };
   const SplitImage<kKeyDim> key_image = image_of(0);
   const SplitImage<kKeyDim> query_image = image_of(1);
-  // Of the warp's tokens (rows) with all keys up to theirs.
+  // Products of the warp's tokens (rows) with all keys up to theirs.
   float by_keys[kIsDelta ? kChunkTokens / 8 : 1][4]{};
   float by_queries[kChunkTokens / 8][4]{};
 #pragma unroll 1

@@ -1,4 +1,4 @@
-// The chunk rule, second part: the outputs of a sequence's whole chunks, and the state behind them.
+// The chunkwise form, second part: the outputs of a sequence's whole chunks, and the state behind them.
 //
 // With the state S [keys, values] before a chunk, and what `parts_kernel` has computed for it:
 //
@@ -31,7 +31,7 @@ struct ScanMemory {
   __nv_bfloat16 queries[2][kChunkTokens * kKeyDim];
   __nv_bfloat16 solution[kUpdateRule == UpdateRule::kDelta ? 2 : 1][kUpdateRule == UpdateRule::kDelta ? kChunkTokens * kChunkTokens : 8];
   __nv_bfloat16 weights[2][kChunkTokens * kChunkTokens];
-  // Of a chunk and of the next one.
+  // Decays of a chunk and of the next one.
   float from_start[2][kChunkTokens];
   float to_end[2][kChunkTokens];
 };

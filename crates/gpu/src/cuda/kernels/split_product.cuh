@@ -50,8 +50,8 @@ __device__ __forceinline__ void multiply_split(float (&left)[4], float (&right)[
   both(a.lower, b.upper);
 }
 
-// Index of an element in an image: a matrix of rows of `kColumns` elements in which the groups of eight elements of a row
-// are exchanged, so that those of one column in eight rows lie in different banks of shared memory.
+// Index of an element in an image: a matrix of rows of `kColumns` elements, whose groups of eight elements are exchanged.
+// The groups of one column in eight rows lie in different banks of shared memory.
 template <int32_t kColumns>
 __device__ __forceinline__ int32_t image_index(int32_t row, int32_t column) {
   return row * kColumns + ((column / 8) ^ (row % 8)) * 8 + column % 8;

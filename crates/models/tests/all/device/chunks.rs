@@ -1,4 +1,4 @@
-//! Long prompts of models with linear attention, whose whole chunks a GPU computes by another rule than shorter pieces.
+//! Long prompts of models with linear attention, whose whole chunks a GPU computes in another form than shorter pieces.
 
 use candle_core::Device;
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
@@ -8,7 +8,7 @@ use candlepower_testing::goldens::folder;
 use super::{Runner, size};
 use crate::golden::{largest, max_difference};
 
-/// Goldens with the size of their keys or states, and the size that they get, for which the chunk rule is compiled.
+/// Goldens with the size of their keys or states, and the size that they get, for which the chunkwise form is compiled.
 const HYBRIDS: [(&str, &str, &str); 5] = [
     ("qwen3_5-text", "\"linear_key_head_dim\": 32", "\"linear_key_head_dim\": 64"),
     ("qwen3_5-text", "\"linear_key_head_dim\": 32", "\"linear_key_head_dim\": 128"),
