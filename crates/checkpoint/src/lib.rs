@@ -30,8 +30,9 @@ pub use arch::{Arch, supported_architectures};
 pub use bytes::Bytes;
 pub use candlepower_layout::{
     Activation, ActivationScales, DEVICE_HEAD_DIMS, Dtype, ExpertGroups, GatingFunction,
-    GroupScore, LATENT_PARTIALS_BYTES, LOGITS_ROWS, MatrixForm, Packed, attention_partials_bytes,
-    device_head_dim, device_latent_dims, device_latent_tokens, device_logits_rows,
+    GroupScore, LATENT_PARTIALS_BYTES, LINEAR_ATTENTION_CHUNK, LOGITS_ROWS, MatrixForm, Packed,
+    attention_partials_bytes, device_head_dim, device_latent_dims, device_latent_tokens,
+    device_logits_rows,
 };
 pub use choice::{Choice, DTYPES};
 pub use config::HfConfig;

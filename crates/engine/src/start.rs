@@ -8,8 +8,8 @@ use std::{
 };
 
 use candlepower_checkpoint::{
-    Checkpoint, Counted as MemoryCounted, DeviceKind, DeviceMemory, Dtype, KvDtype, MemoryPlan,
-    MemoryRequest, device_logits_rows,
+    Checkpoint, Counted as MemoryCounted, DeviceKind, DeviceMemory, Dtype, KvDtype,
+    LINEAR_ATTENTION_CHUNK, MemoryPlan, MemoryRequest, device_logits_rows,
 };
 use candlepower_gpu::MAX_LOGPROBS;
 use candlepower_models::{CacheSize, WorkspaceSize};
@@ -69,6 +69,7 @@ pub(crate) fn start(
         max_pinned_blocks: max_pinned_blocks(&config, &info),
         num_swap_blocks: ranks.num_swap_blocks(),
         num_state_slots: info.num_states,
+        row_multiple: row_multiple(checkpoint, &info),
         max_graph_rows: ranks.max_graph_rows(),
         num_encoder_embeddings: info.max_image_embeddings,
     })?;
@@ -245,6 +246,13 @@ fn log_memory(plan: &MemoryPlan, weight_bytes: u64) {
         gib(plan.state_bytes),
         gib(plan.kv_cache_bytes)
     );
+}
+
+/// Rows of prompts that end at its multiples lose no whole chunk of linear attention, which a GPU computes in another form than the
+/// chunk's parts.
+fn row_multiple(checkpoint: &Checkpoint, info: &EngineInfo) -> usize {
+    let has_chunks = checkpoint.spec().linear_attentions().next().is_some();
+    if has_chunks && info.device == "cuda" { LINEAR_ATTENTION_CHUNK } else { 1 }
 }
 
 /// The memory that each rank reserves by the plan.

@@ -29,6 +29,9 @@ pub const LATENT_PARTIALS_BYTES: usize = 64 << 20;
 /// Rows of a step that a layer of linear attention computes at once on a GPU, at most. It bounds their memory. Longer steps are
 /// computed part by part.
 const LINEAR_ATTENTION_ROWS: usize = 2048;
+/// Tokens of a chunk that a GPU computes by matrix products in linear attention, `kChunkTokens` in `linear_attention.cuh`. A chunk
+/// begins at a position that is a multiple of it.
+pub const LINEAR_ATTENTION_CHUNK: usize = 64;
 /// Groups of experts, at most: on a GPU each lane of a warp has one.
 pub const MAX_EXPERT_GROUPS: usize = 32;
 
@@ -71,10 +74,22 @@ pub fn linear_attention_rows(max_tokens: usize) -> usize {
     max_tokens.clamp(1, LINEAR_ATTENTION_ROWS)
 }
 
-/// Values in single precision that such a layer keeps for each of these rows: its convolved channels, and two gates of each value
-/// head.
+/// Values in single precision that such a layer keeps for each of these rows: its convolved channels, and for each value head two
+/// gates and the logarithm of one.
 pub fn linear_attention_row_values(channels: usize, value_heads: usize) -> usize {
-    channels + 2 * value_heads
+    channels + 3 * value_heads
+}
+
+/// Whole chunks that these rows can have.
+pub fn linear_attention_chunks(max_tokens: usize) -> usize {
+    linear_attention_rows(max_tokens) / LINEAR_ATTENTION_CHUNK
+}
+
+/// Values in single precision that such a layer keeps for each chunk, with `keys` elements of a token's keys. They are both halves of
+/// queries and keys, and for each value head two matrices over the chunk's tokens and two vectors.
+pub fn linear_attention_chunk_values(keys: usize, value_heads: usize) -> usize {
+    const TOKENS: usize = LINEAR_ATTENTION_CHUNK;
+    TOKENS * 2 * keys + value_heads * (2 * TOKENS * TOKENS + 2 * TOKENS)
 }
 
 /// Rows of logits that exist at once on a GPU.

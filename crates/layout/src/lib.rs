@@ -14,10 +14,11 @@ mod scales;
 
 pub use activations::ActivationScales;
 pub use buffers::{
-    DEVICE_HEAD_DIMS, DEVICE_LATENT_DIMS, LATENT_PARTIALS_BYTES, LOGITS_ROWS, MAX_DEVICE_HEAD_DIM,
-    MAX_EXPERT_GROUPS, PATCH_KEYS, PATCH_QUERIES, SCHEDULE_BYTES, SCHEDULES,
-    attention_partials_bytes, device_head_dim, device_latent_dims, device_latent_tokens,
-    device_logits_rows, device_samples_at_once, device_sampling_bytes, linear_attention_row_values,
+    DEVICE_HEAD_DIMS, DEVICE_LATENT_DIMS, LATENT_PARTIALS_BYTES, LINEAR_ATTENTION_CHUNK,
+    LOGITS_ROWS, MAX_DEVICE_HEAD_DIM, MAX_EXPERT_GROUPS, PATCH_KEYS, PATCH_QUERIES, SCHEDULE_BYTES,
+    SCHEDULES, attention_partials_bytes, device_head_dim, device_latent_dims, device_latent_tokens,
+    device_logits_rows, device_samples_at_once, device_sampling_bytes,
+    linear_attention_chunk_values, linear_attention_chunks, linear_attention_row_values,
     linear_attention_rows,
 };
 pub use functions::{Activation, ExpertGroups, GatingFunction, GroupScore};

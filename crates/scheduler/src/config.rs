@@ -31,6 +31,9 @@ pub struct SchedulerConfig {
     /// running sequences, and the others keep states of computed prefixes. With recurrent states, `num_swap_blocks`
     /// is 0.
     pub num_state_slots: usize,
+    /// A row that the token budget cuts ends at a multiple of this number of positions, if it reaches one; 1: anywhere. A device may
+    /// compute whole chunks of a prompt in another way than their parts.
+    pub row_multiple: usize,
     /// Most rows of one token each that the device runs as one CUDA graph, or 0 without graphs.
     pub max_graph_rows: usize,
     /// Embeddings of items that fit the encoder's cache, or 0 for models that take text alone. An item with more
@@ -66,6 +69,7 @@ impl SchedulerConfig {
             ("max_num_seqs", self.max_num_seqs),
             ("max_num_batched_tokens", self.max_num_batched_tokens),
             ("max_model_len", self.max_model_len),
+            ("row_multiple", self.row_multiple),
         ];
         for (field, value) in sizes {
             if value == 0 {
@@ -112,6 +116,7 @@ pub(crate) mod tests {
         max_pinned_blocks: 2,
         num_swap_blocks: 0,
         num_state_slots: 0,
+        row_multiple: 1,
         max_graph_rows: 0,
         num_encoder_embeddings: 0,
     };

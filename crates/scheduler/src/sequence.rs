@@ -86,6 +86,8 @@ pub(crate) struct Sequence {
     pub(crate) sample_index: u32,
     /// Largest number of positions that are computed. The last sampled token needs no successor, so it is not computed.
     pub(crate) max_computed_tokens: usize,
+    /// Rows that the budget cuts end at multiples of this number.
+    row_multiple: usize,
     /// Number of tokens whose keys and values are in `block_table`, those of uncommitted steps included.
     pub(crate) num_computed_tokens: usize,
     pub(crate) block_table: Vec<BlockId>,
@@ -178,6 +180,7 @@ impl Sequence {
             is_held: false,
             sample_index: 0,
             max_computed_tokens: max_tokens - usize::from(sample),
+            row_multiple: config.row_multiple,
             num_computed_tokens: 0,
             block_table: Vec::new(),
             state_slot: None,
@@ -231,10 +234,16 @@ impl Sequence {
         num_tokens.min(self.max_computed_tokens)
     }
 
-    /// Number of new tokens that one row may hold. A row ends where a state is to be kept. Prompt positions whose
+    /// Number of new tokens that one row may hold. A row that the budget cuts ends at a multiple of `row_multiple`, if it reaches one
+    /// and no items follow, which have borders of their own. A row ends where a state is to be kept. Prompt positions whose
     /// logits were delivered before a preemption get rows of their own, so that logits are output exactly once.
     pub(crate) fn num_row_tokens(&self, budget: usize) -> usize {
         let mut num_tokens = self.num_new_tokens().min(budget);
+        let has_items = self.items.after(self.num_computed_tokens).next().is_some();
+        if num_tokens < self.num_new_tokens() && !has_items {
+            let behind = (self.num_computed_tokens + num_tokens) % self.row_multiple;
+            num_tokens -= if behind < num_tokens { behind } else { 0 };
+        }
         if let Some((at, _)) = self.state_to_keep {
             num_tokens = num_tokens.min(at - self.num_computed_tokens);
         }
@@ -387,6 +396,22 @@ mod tests {
             8,
             "a prompt that is not continued may fill the context"
         );
+    }
+
+    #[test]
+    fn a_row_that_the_budget_cuts_ends_at_a_multiple() {
+        let config = SchedulerConfig {
+            row_multiple: 4,
+            max_model_len: 20,
+            num_blocks: 20,
+            ..crate::config::tests::VALID
+        };
+        let prompt = NewSequence::new(vec![1; 15]);
+        let mut seq = Sequence::new(SeqId(0), prompt, PromptItems::default(), &config);
+        let of_budget = |seq: &Sequence| [2, 3, 4, 7, 8, 14, 15, 30].map(|n| seq.num_row_tokens(n));
+        assert_eq!(of_budget(&seq), [2, 3, 4, 4, 8, 12, 15, 15], "the last row ends anywhere");
+        seq.advance(2, 1);
+        assert_eq!(of_budget(&seq), [2, 2, 2, 6, 6, 13, 13, 13]);
     }
 
     #[test]

@@ -96,7 +96,10 @@ pub(crate) const MODELS: [Tests; 6] = [
 const GOLDENS: Tests = Tests {
     source: "crates/models/tests/all/main.rs",
     arguments: ONE_BY_ONE,
-    names: &["device::a_gpu_computes_every_architecture"],
+    names: &[
+        "device::a_gpu_computes_every_architecture",
+        "device::chunks::a_gpu_computes_long_prompts_of_hybrids",
+    ],
     env: &[],
     races: Races::Ignored,
 };
@@ -366,7 +369,10 @@ mod tests {
         ("--times --small", &[], &[]),
         (
             ONE_BY_ONE,
-            &["device::a_gpu_computes_every_architecture"],
+            &[
+                "device::a_gpu_computes_every_architecture",
+                "device::chunks::a_gpu_computes_long_prompts_of_hybrids",
+            ],
             &[("CANDLEPOWER_TEST_TOKENS", "24")],
         ),
         (
@@ -420,7 +426,10 @@ mod tests {
                 not_in_ci.push((run.0, run.1));
             }
         }
-        let goldens = ["device::a_gpu_computes_every_architecture"];
+        let goldens = [
+            "device::a_gpu_computes_every_architecture",
+            "device::chunks::a_gpu_computes_long_prompts_of_hybrids",
+        ];
         let over_gpus = ["device::gpus_compute_what_one_does"];
         let runner = [
             "device_runner::tests::a_gpu_takes_no_memory_in_decodes",

@@ -3,7 +3,8 @@
 use candlepower_layout::{
     Dtype, LATENT_PARTIALS_BYTES, MatrixForm, SCHEDULE_BYTES, SCHEDULES, attention_partials_bytes,
     device_head_dim, device_latent_dims, device_logits_rows, device_samples_at_once,
-    device_sampling_bytes, linear_attention_row_values, linear_attention_rows,
+    device_sampling_bytes, linear_attention_chunk_values, linear_attention_chunks,
+    linear_attention_row_values, linear_attention_rows,
 };
 
 use super::{KvDtype, MemoryRequest, sum};
@@ -158,9 +159,9 @@ impl ModelSpec {
         }
     }
 
-    /// Bytes that one rank needs on a GPU beside weights and cache. They are the buffers of a step, RoPE tables, schedules and block
-    /// tables of attention, convolved rows of linear attention, tables for sampling and for experts, dequantized values, and the
-    /// memory of CUDA itself.
+    /// Bytes that one rank needs on a GPU beside weights and cache. They are the buffers of a step, RoPE tables, and schedules and block
+    /// tables of attention. There are also convolved rows and chunks of linear attention, tables for sampling and for experts,
+    /// dequantized values, and the memory of CUDA itself.
     pub(super) fn device_activation_bytes(&self, request: &MemoryRequest, tokens: usize) -> u64 {
         let ranks = request.tensor_parallel_size;
         let element = request.weights.size() as u64;
@@ -219,12 +220,15 @@ impl ModelSpec {
             12 * tokens * experts.top_k as u64 + 8 * (experts.count as u64 + 1)
         });
         // Between the kernels of linear attention.
+        let at_once = usize::try_from(tokens).unwrap_or(usize::MAX);
         let convolved = self.linear_attentions().map(|net| {
             let net = net.shard(ranks);
-            linear_attention_row_values(net.channels(), net.value_heads)
+            let of_row = linear_attention_row_values(net.channels(), net.value_heads);
+            let keys = net.key_heads * net.key_dim;
+            let of_chunk = linear_attention_chunk_values(keys, net.value_heads);
+            linear_attention_rows(at_once) * of_row + linear_attention_chunks(at_once) * of_chunk
         });
-        let rows_at_once = linear_attention_rows(usize::try_from(tokens).unwrap_or(usize::MAX));
-        let convolved = 4 * (rows_at_once * convolved.max().unwrap_or(0)) as u64;
+        let convolved = 4 * convolved.max().unwrap_or(0) as u64;
         let square_sums = if self.norms_all_heads() { 8 * tokens } else { 0 };
         let unpacked = self.device_unpacked_bytes() as u64;
         // Activations of a product in the dtype, in eight bits, and scales for each 128 of them.

@@ -6,7 +6,9 @@ use super::launch::{Address, CUstream, Launch};
 use crate::operands::{INPUTS_AXES, MATRICES_AXES, StatePool, StateTables};
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::{LinearAttention, LinearAttentionDims, Result, UpdateRule};
-use candlepower_layout::linear_attention_row_values;
+use candlepower_layout::{
+    linear_attention_chunk_values, linear_attention_chunks, linear_attention_row_values,
+};
 
 /// See [`crate::linear_attention`].
 ///
@@ -40,6 +42,13 @@ pub fn linear_attention(
     };
     let scratch = pool.scratch.as_ref().expect("a pool on a GPU has scratch memory");
     let scratch_values = linear_attention_row_values(channels, value_heads) * scratch.rows;
+    let chunk_slots = linear_attention_chunks(scratch.rows);
+    let chunk_values = linear_attention_chunk_values(dims.keys(), value_heads) * chunk_slots;
+    let chunks = match &scratch.chunks {
+        Some(chunks) => launch.f32s(("chunks", chunks), "[values]", &[chunk_values])?,
+        None => std::ptr::null_mut(),
+    };
+    let min_chunks = if scratch.chunks.is_some() { scratch.min_chunks } else { 0 };
     let starts = ("query_start", tables.query_start);
     let args = LinearAttentionArgs {
         input: launch.elements(("input", input), "[tokens, width]", &[tokens, dims.width()])?,
@@ -59,6 +68,7 @@ pub fn linear_attention(
         slots: launch.u32s(("slots", tables.slots), "[seqs]", &[seqs])?,
         positions: launch.u32s(("positions", tables.positions), "[tokens]", &[tokens])?,
         scratch: launch.f32s(("scratch", &scratch.values), "[values]", &[scratch_values])?,
+        chunks,
         tokens: tokens as i32,
         seqs: seqs as i32,
         key_heads: key_heads as i32,
@@ -72,6 +82,8 @@ pub fn linear_attention(
         dtype: launch.dtype_code(),
         tiled: tiled.into(),
         scratch_rows: scratch.rows as i32,
+        chunk_slots: chunk_slots as i32,
+        min_chunks: min_chunks as i32,
         padding: 0,
     };
     if tokens * seqs == 0 {
@@ -120,7 +132,7 @@ pub fn copy_states(pool: &StatePool, pairs: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// Mirrors `LinearAttentionArgs` in linear_attention.cu.
+/// Mirrors `LinearAttentionArgs` in linear_attention.cuh.
 #[repr(C)]
 struct LinearAttentionArgs {
     input: Address,
@@ -137,6 +149,7 @@ struct LinearAttentionArgs {
     slots: *mut u32,
     positions: *mut u32,
     scratch: *mut f32,
+    chunks: *mut f32,
     tokens: i32,
     seqs: i32,
     key_heads: i32,
@@ -150,11 +163,13 @@ struct LinearAttentionArgs {
     dtype: i32,
     tiled: i32,
     scratch_rows: i32,
+    chunk_slots: i32,
+    min_chunks: i32,
     padding: i32,
 }
-const _: () = assert!(size_of::<LinearAttentionArgs>() == 168);
+const _: () = assert!(size_of::<LinearAttentionArgs>() == 184);
 
-/// The update rule in C: a value of `UpdateRule` in linear_attention.cu.
+/// The update rule in C: a value of `UpdateRule` in linear_attention.cuh.
 fn update_rule_kind(rule: &UpdateRule) -> i32 {
     match rule {
         UpdateRule::Delta { .. } => 0,

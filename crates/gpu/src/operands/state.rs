@@ -1,8 +1,13 @@
 //! Recurrent states of sequences on a device, for layers with linear attention, an SSM or a short convolution.
 
+use std::env;
+
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::{Error, LinearAttentionDims, Result, StateConfig, StateDims};
-use candlepower_layout::{linear_attention_row_values, linear_attention_rows};
+use candlepower_layout::{
+    linear_attention_chunk_values, linear_attention_chunks, linear_attention_row_values,
+    linear_attention_rows,
+};
 
 /// Key lengths that the kernel is compiled for. A thread keeps an eighth of two columns of the state, of this number of
 /// elements, in registers.
@@ -18,17 +23,49 @@ pub struct StatePool {
     pub(crate) config: StateConfig,
     pub(crate) layers: Vec<PoolLayer>,
     /// Memory for results between the kernels of a layer with linear attention, on a GPU.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the kernels alone read it"))]
     pub(crate) scratch: Option<Scratch>,
 }
 
 /// f32 values of some rows of a step: their convolved channels, and their gates.
 #[derive(Clone, Debug)]
-#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the kernels alone read it"))]
 pub(crate) struct Scratch {
-    /// `[rows * (channels + 2 * value_heads)]`.
+    /// `[rows * (channels + 3 * value_heads)]`.
     pub(crate) values: Tensor,
     pub(crate) rows: usize,
+    /// For the chunkwise form, `[chunks * values of a chunk]`; `None` if it is off.
+    pub(crate) chunks: Option<Tensor>,
+    /// Number of whole chunks of a sequence from which on the chunkwise form computes them.
+    pub(crate) min_chunks: usize,
+}
+
+/// Variable of the environment that selects the form for prompts: `off` for the recurrent form alone, or the least number of whole
+/// chunks of a sequence in a step that the chunkwise form computes.
+const STATE_CHUNKS: &str = "CANDLEPOWER_STATE_CHUNKS";
+
+/// Number of chunks without that variable. The kernels of the chunkwise form take as long as the recurrent form for about three chunks, by
+/// the count of their instructions. Where tensor cores multiply `mma.sync` more slowly than on an A100 or H100, the prediction is
+/// no gain.
+const DEFAULT_MIN_CHUNKS: usize = if HAS_FAST_PRODUCTS { 4 } else { 0 };
+
+#[cfg(feature = "cuda")]
+const HAS_FAST_PRODUCTS: bool =
+    matches!(env!("CANDLEPOWER_COMPUTE_CAPABILITY").as_bytes(), b"80" | b"90");
+#[cfg(not(feature = "cuda"))]
+const HAS_FAST_PRODUCTS: bool = false;
+
+/// The number of chunks that `text` names, 0 for `off`.
+fn min_chunks(text: Option<&str>) -> Result<usize> {
+    match text {
+        None | Some("") => Ok(DEFAULT_MIN_CHUNKS),
+        Some("off") => Ok(0),
+        Some(text) => {
+            let chunks = text.parse().ok().filter(|chunks| (1..=1024).contains(chunks));
+            chunks.ok_or_else(|| Error::Cuda {
+                kernel: "state_pool",
+                message: format!("{STATE_CHUNKS}={text}: write off, or a number from 1 to 1024"),
+            })
+        }
+    }
 }
 
 /// The states of one layer.
@@ -57,7 +94,8 @@ impl StatePool {
     ///
     /// # Errors
     /// A dimension is zero or not the required multiple; `key_dim` is none of [`RECURRENT_KEY_DIMS`]; `value_dim` is
-    /// above 256; the dtype is not supported; or memory does not suffice.
+    /// above 256; the dtype is not supported; memory does not suffice; or `CANDLEPOWER_STATE_CHUNKS` is neither `off` nor
+    /// a number.
     pub fn new(
         config: StateConfig,
         max_tokens: usize,
@@ -85,7 +123,9 @@ impl StatePool {
                     return Err(Error::Parameter { parameter, value: dims.channels(), expected });
                 }
                 let values = Tensor::zeros(rows * values, DType::F32, device)?;
-                scratch = Some(Scratch { values, rows });
+                let min_chunks = min_chunks(env::var(STATE_CHUNKS).ok().as_deref())?;
+                let chunks = chunk_memory(&dims, rows, min_chunks, device)?;
+                scratch = Some(Scratch { values, rows, chunks, min_chunks });
             }
         }
         // f32 is for the reference implementation alone, as in the paged cache.
@@ -106,6 +146,22 @@ impl StatePool {
         Ok(Self { config, layers, scratch })
     }
 
+    /// On a GPU, computes whole chunks of sequences with at least `min_chunks` of them in a step in the chunkwise form, whatever the
+    /// environment says. 0 is the recurrent form alone.
+    ///
+    /// # Errors
+    /// Memory does not suffice.
+    pub fn with_min_chunks(mut self, min_chunks: usize) -> Result<Self> {
+        if let (Some(scratch), StateDims::LinearAttention(dims)) =
+            (&mut self.scratch, self.config.dims)
+        {
+            let device = scratch.values.device();
+            scratch.chunks = chunk_memory(&dims, scratch.rows, min_chunks, device)?;
+            scratch.min_chunks = min_chunks;
+        }
+        Ok(self)
+    }
+
     /// The dimensions of the states.
     #[must_use]
     pub fn config(&self) -> &StateConfig {
@@ -123,6 +179,21 @@ impl StatePool {
     }
 }
 
+/// Memory of the chunkwise form for steps of up to `rows` rows at once, if there is a chunk to compute.
+fn chunk_memory(
+    dims: &LinearAttentionDims,
+    rows: usize,
+    min_chunks: usize,
+    device: &Device,
+) -> Result<Option<Tensor>> {
+    let chunks = linear_attention_chunks(rows);
+    if chunks == 0 || min_chunks == 0 {
+        return Ok(None);
+    }
+    let of_chunk = linear_attention_chunk_values(dims.keys(), dims.value_heads);
+    Ok(Some(Tensor::zeros(chunks * of_chunk, DType::F32, device)?))
+}
+
 /// The tokens of each sequence in a step, and the slots of their states, on the device.
 #[derive(Clone, Copy, Debug)]
 pub struct StateTables<'a> {
@@ -134,4 +205,21 @@ pub struct StateTables<'a> {
     /// u32 `[tokens]`. If a sequence's first token here is at position 0, the sequence starts, and its slot's content
     /// is ignored.
     pub positions: &'a Tensor,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_chooses_the_form_for_prompts() {
+        let of = |text| min_chunks(Some(text));
+        assert_eq!(min_chunks(None).unwrap(), DEFAULT_MIN_CHUNKS);
+        assert_eq!((of("").unwrap(), of("off").unwrap()), (DEFAULT_MIN_CHUNKS, 0));
+        assert_eq!((of("1").unwrap(), of("1024").unwrap()), (1, 1024));
+        for text in ["0", "1025", "on", "-1", "4 "] {
+            let error = of(text).unwrap_err().to_string();
+            assert!(error.contains(&format!("{STATE_CHUNKS}={text}: write off")), "{error}");
+        }
+    }
 }

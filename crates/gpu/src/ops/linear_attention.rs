@@ -12,7 +12,8 @@ use crate::operands::{
 };
 
 /// Computes one layer for the tokens of a step, each of which updates the state of its sequence in `pool`. The
-/// computation is in f32.
+/// computation is in f32, except for whole chunks of long prompts on some GPUs, where each f32 operand is rounded to two
+/// bf16 values ([`StatePool::with_min_chunks`]).
 ///
 /// `input` is `[tokens, width]`, `gates` `[tokens, gates]` and `out` `[tokens, values]`, bf16 or f16.
 ///

@@ -19,6 +19,7 @@ mod products;
 mod rows;
 mod sampling;
 mod short_conv;
+mod state_chunks;
 mod steps;
 mod times;
 
@@ -30,7 +31,7 @@ use gpu::Gpu;
 /// A comparison over many shapes, which panics if kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 49] = [
+const COMPARISONS: [(&str, Comparison); 50] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("layer_norm", rows::layer_norm),
@@ -55,6 +56,7 @@ const COMPARISONS: [(&str, Comparison); 49] = [
     ("packed_expert_product", experts::packed_expert_product),
     ("combine_experts", experts::combine_experts),
     ("linear_attention", linear_attention::linear_attention),
+    ("chunkwise", state_chunks::chunkwise),
     ("copy_states", linear_attention::copy_states),
     ("short_conv", short_conv::short_conv),
     ("sigmoid_gate", linear_attention::sigmoid_gate),

@@ -440,12 +440,14 @@ fn linear_attentions(times: &Times<'_>) -> Result<()> {
 
 fn linear_attention(times: &Times<'_>, name: &str, net: &LinearAttention) -> Result<()> {
     let (device, dims) = (times.gpu.device(), net.dims);
-    for (seqs, tokens) in [(1, 1), (8, 1), (64, 1), (256, 1), (1, 512), (1, 2048), (16, 512)] {
+    for (seqs, tokens) in
+        [(1, 1), (8, 1), (64, 1), (256, 1), (1, 64), (1, 256), (1, 512), (1, 2048), (16, 512)]
+    {
         let (seqs, tokens) = (times.size(seqs), times.size(tokens));
         let state = 4 * seqs * dims.values() * dims.key_dim;
         let num_layers = times.copies(state);
         let config = StateConfig { num_layers, num_slots: seqs, dims: dims.into() };
-        let pool = StatePool::new(config, seqs * tokens, DType::BF16, device)?;
+        let pool = || StatePool::new(config, seqs * tokens, DType::BF16, device);
         let rows = seqs * tokens;
         let (input, gates) =
             (times.noise(&[rows, dims.width()])?, times.noise(&[rows, net.gates()])?);
@@ -454,16 +456,25 @@ fn linear_attention(times: &Times<'_>, name: &str, net: &LinearAttention) -> Res
         let tables = StateTables {
             query_start: &integers((0..=seqs).map(|seq| (seq * tokens) as u32).collect())?,
             slots: &integers((0..seqs as u32).collect())?,
-            // The sequences continue from earlier tokens.
-            positions: &integers(vec![9; rows])?,
+            // The sequences continue behind a whole chunk.
+            positions: &integers(vec![64; rows])?,
         };
         let rows_read = 2 * rows * (dims.width() + dims.values());
         // Three multiply-adds for each element of the state, and its decay.
         let work = (2 * state + rows_read, 7 * state / 4 * tokens);
         let heads = dims.value_heads;
+        let recurrent = pool()?.with_min_chunks(0)?;
         times.row(&format!("{name} {seqs} x {tokens}, {heads} heads"), work, |i| {
-            gpu::linear_attention(&input, &gates, net, &pool, i % num_layers, &tables, &out)
+            gpu::linear_attention(&input, &gates, net, &recurrent, i % num_layers, &tables, &out)
         })?;
+        if tokens >= 64 {
+            drop(recurrent);
+            let chunkwise = pool()?.with_min_chunks(1)?;
+            times.row(&format!("{name} {seqs} x {tokens}, chunkwise"), work, |i| {
+                let layer = i % num_layers;
+                gpu::linear_attention(&input, &gates, net, &chunkwise, layer, &tables, &out)
+            })?;
+        }
     }
     Ok(())
 }

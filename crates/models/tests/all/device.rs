@@ -3,6 +3,8 @@
 
 #![expect(clippy::print_stdout, reason = "on a GPU machine the agreement is a result")]
 
+mod chunks;
+
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};

@@ -25,6 +25,7 @@ const CONFIG: SchedulerConfig = SchedulerConfig {
     max_pinned_blocks: 8,
     num_swap_blocks: 0,
     num_state_slots: 0,
+    row_multiple: 1,
     max_graph_rows: 0,
     num_encoder_embeddings: 0,
 };

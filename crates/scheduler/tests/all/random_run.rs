@@ -184,6 +184,7 @@ impl Random {
                 true => max_num_seqs + [0, 1, 3, 40][self.below(4)],
                 false => 0,
             },
+            row_multiple: if has_states { block_size + 1 } else { 1 },
             max_graph_rows: [0, 4, 100][self.below(3)],
             num_encoder_embeddings: 0,
         }
@@ -336,6 +337,7 @@ fn config() -> impl Strategy<Value = SchedulerConfig> {
             max_pinned_blocks: spare_blocks,
             num_swap_blocks: if has_states { 0 } else { 2 * spare_blocks },
             num_state_slots: if has_states { max_num_seqs + spare_blocks } else { 0 },
+            row_multiple: if has_states { block_size + 1 } else { 1 },
             max_graph_rows: spare_blocks,
             num_encoder_embeddings,
         }

@@ -1,8 +1,10 @@
 // Gated delta nets and Mamba-2: kernels for the convolution of queries, keys and values, for the update of the states, and
-// for the norm and gate of the outputs. The first and the last compute all tokens at once. The update goes token by token.
+// for the norm and gate of the outputs. The first and the last compute all tokens at once. The update goes token by token,
+// or by whole chunks of tokens on tensor cores (linear_attention_parts.cuh, linear_attention_scan.cuh).
 
 #include "async_copy.cuh"
-#include "sequences.cuh"
+#include "linear_attention_parts.cuh"
+#include "linear_attention_scan.cuh"
 
 namespace candlepower {
 
@@ -16,82 +18,7 @@ constexpr float kNormEps = 1e-6f;
 // multiples of 16.
 constexpr int32_t kElements = 4;
 
-// The values are those of `update_rule_kind` in Rust.
-enum class UpdateRule : int32_t { kDelta = 0, kMamba2 = 1 };
-
-struct LinearAttentionArgs {
-  const void* input;           // [tokens, width]: queries, keys, values and gates z
-  const void* gates;           // delta: [tokens, 2 * value_heads], beta then decay inputs; Mamba-2: [tokens, value_heads], decay inputs
-  void* out;                   // [tokens, value_heads * value_dim]
-  void* kept;                  // [num_slots, kernel - 1, channels]: the newest inputs of earlier steps
-  float* states;               // [num_slots, value_heads, key_dim, value_dim]
-  const float* conv;           // [channels, kernel]
-  const float* conv_bias;      // [channels]; null: none
-  const float* a_log;          // [value_heads]
-  const float* dt_bias;        // [value_heads]
-  const float* result;         // delta: [value_dim], weights of the norm; Mamba-2: [value_heads], factors of the skip connection
-  const uint32_t* query_start;  // [seqs + 1]
-  const uint32_t* slots;       // [seqs]
-  const uint32_t* positions;   // [tokens]
-  float* scratch;              // [scratch_rows, channels], then [value_heads, scratch_rows, 2]; see `Window`
-  int32_t tokens;
-  int32_t seqs;
-  int32_t key_heads;
-  int32_t value_heads;
-  int32_t key_dim;
-  int32_t value_dim;
-  int32_t kernel;
-  uint32_t num_slots;
-  float eps;
-  int32_t rule;
-  int32_t dtype;
-  int32_t tiled;  // 1: value heads that share a key head are key_heads apart; 0: they are neighbours
-  int32_t scratch_rows;
-  int32_t padding;
-};
-static_assert(sizeof(LinearAttentionArgs) == 168, "as in src/cuda/linear_attention.rs");
-
-// The rows of a step that are computed by one launch of each kernel. A step with more rows than the scratch memory takes
-// several windows.
-//
-// A row of the scratch memory has the convolved queries, keys and values of a token. The update replaces the values by
-// its outputs. Behind all rows are each head's gates: decay, and factor on what the token adds to the state.
-struct Window : LinearAttentionArgs {
-  int32_t first;
-  int32_t rows;
-
-  __device__ __forceinline__ int64_t channels() const { return 2 * keys() + values(); }
-  __device__ __forceinline__ int64_t keys() const { return static_cast<int64_t>(key_heads) * key_dim; }
-  __device__ __forceinline__ int64_t values() const { return static_cast<int64_t>(value_heads) * value_dim; }
-  // Distance of two tokens in `input`.
-  __device__ __forceinline__ int64_t width() const { return channels() + values(); }
-  // The scratch memory of a row of the step.
-  __device__ __forceinline__ float* row(int32_t token) const { return scratch + (token - first) * channels(); }
-  __device__ __forceinline__ float2* gates_of(int32_t head) const {
-    return reinterpret_cast<float2*>(scratch + scratch_rows * channels()) + static_cast<int64_t>(head) * scratch_rows - first;
-  }
-};
-
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
-
-// The sequence that a row of the step belongs to. Its count is 0 if there is none.
-__device__ __forceinline__ Sequence owner_of(const Window& args, int32_t row) {
-  const auto begins_before = [&](int32_t index) { return args.query_start[index] <= static_cast<uint32_t>(row); };
-  int32_t low = 0;
-  int32_t high = args.seqs;
-  // In a step of decodes the row is the sequence's own number, and then one load finds it.
-  if (row < args.seqs && begins_before(row)) {
-    low = row;
-    if (!begins_before(row + 1)) high = row + 1;
-  }
-  while (high - low > 1) {
-    const int32_t middle = (low + high) / 2;
-    (begins_before(middle) ? low : high) = middle;
-  }
-  Sequence sequence = sequence_of(args, low);
-  if (row < sequence.start || row >= sequence.start + sequence.count) sequence.count = 0;
-  return sequence;
-}
 
 // ---- Convolution and gates -------------------------------------------------------------------------
 
@@ -111,9 +38,10 @@ __device__ __forceinline__ void compute_gates(const Window& args, int32_t first,
     const float x = static_cast<float>(gate[(kGates - 1) * heads]) + args.dt_bias[head];
     // For x > 20, softplus(x) and x are the same f32, and for large x e^x would be infinite.
     const float softplus = x > 20.0f ? x : log1pf(expf(x));
-    const float decay = expf(-expf(args.a_log[head]) * softplus);
+    const float log = -expf(args.a_log[head]) * softplus;
     const float factor = kUpdateRule == UpdateRule::kDelta ? 1.0f / (1.0f + expf(-static_cast<float>(gate[0]))) : softplus;
-    args.gates_of(head)[row] = make_float2(decay, factor);
+    args.gates_of(head)[row] = make_float2(expf(log), factor);
+    args.logs_of(head)[row] = log;
   }
 }
 
@@ -219,23 +147,23 @@ constexpr int32_t kColumns = 32;
 constexpr int32_t kParts = 8;
 constexpr int32_t kUpdateThreads = kColumns / 2 * kParts;
 // Number of tokens that are copied to shared memory together.
-constexpr int32_t kChunk = 16;
+constexpr int32_t kGroup = 16;
 
-// The operands of kChunk tokens for one block, in shared memory.
+// The operands of kGroup tokens for one block, in shared memory.
 template <int32_t kKeyDim>
-struct Chunk {
-  float queries[kChunk][kKeyDim];
-  float keys[kChunk][kKeyDim];  // delta: those of each token's successor
-  float values[kChunk][kColumns];
-  float2 gates[kChunk];
+struct Group {
+  float queries[kGroup][kKeyDim];
+  float keys[kGroup][kKeyDim];  // delta: those of each token's successor
+  float values[kGroup][kColumns];
+  float2 gates[kGroup];
 };
 
-// The shared memory of a block. The state passes through the memory of a chunk that is not in use then.
+// The shared memory of a block. The state passes through the memory of a group that is not in use then.
 template <int32_t kKeyDim>
 struct UpdateMemory {
-  Chunk<kKeyDim> first;
+  Group<kKeyDim> first;
   union {
-    Chunk<kKeyDim> second;
+    Group<kKeyDim> second;
     float state[kKeyDim][kColumns];
   };
 };
@@ -339,9 +267,16 @@ struct StatePart {
 // dependent operations is short. A sum over the elements of a key has a fixed order: each thread sums its elements from
 // first to last, and the eight sums are added pairwise. So tokens may be divided over launches in any way.
 //
-// The operands of the next chunk are copied while a chunk is computed.
+// Where the chunkwise form computes a part of a sequence, there is a launch for the tokens before that part, and one for those
+// behind it.
+//
+// The operands of the next group are copied while a group is computed.
+struct UpdateArgs : Window {
+  bool is_behind;
+};
+
 template <int32_t kKeyDim, UpdateRule kUpdateRule>
-__global__ void __launch_bounds__(kUpdateThreads, 4) update_kernel(Window args) {
+__global__ void __launch_bounds__(kUpdateThreads, 4) update_kernel(UpdateArgs args) {
   constexpr bool kIsDelta = kUpdateRule == UpdateRule::kDelta;
   // A row of the state, and of values, has kFours groups of four columns, which are copied together.
   constexpr int32_t kFours = kColumns / 4;
@@ -359,14 +294,17 @@ __global__ void __launch_bounds__(kUpdateThreads, 4) update_kernel(Window args) 
   const int32_t four = thread % kFours;
   const bool has_four = four * 4 < columns;
 
-  // Reading the tables and states before the wait is safe. Only the first kernel may still run, which writes neither:
-  // it has let this one start after its own wait.
+  // Reading the tables and states before the wait is safe. Only the convolution and the parts of chunks may still run,
+  // which write neither: they have let this one start after their own wait. The chunkwise form writes states.
+  if (args.is_behind) wait_for_inputs();
   const Sequence sequence = sequence_of(args, blockIdx.z);
-  const int32_t begin = max(sequence.start, args.first);
-  const int32_t count = min(sequence.start + sequence.count, args.first + args.rows) - begin;
+  const Chunks chunks = chunks_of(args, sequence);
+  const int32_t end = min(sequence.start + sequence.count, args.first + args.rows);
+  const int32_t begin = args.is_behind ? chunks.first + chunks.count * kChunkTokens : max(sequence.start, args.first);
+  const int32_t count = (chunks.count > 0 ? (args.is_behind ? end : chunks.first) : (args.is_behind ? begin : end)) - begin;
   const bool continues = !sequence.begins || begin > sequence.start;
   if (count <= 0 || sequence.slot >= args.num_slots) {
-    // Without the wait, the third kernel could begin before the first has ended.
+    // Without the wait, the next kernel could begin before the first has ended.
     wait_for_inputs();
     return;
   }
@@ -383,31 +321,31 @@ __global__ void __launch_bounds__(kUpdateThreads, 4) update_kernel(Window args) 
 
   // 32 bits are enough for a place in the scratch memory, which the wrapper checks.
   const auto channels = static_cast<int32_t>(args.channels());
-  const int32_t key_head = args.tiled ? head % args.key_heads : head / (args.value_heads / args.key_heads);
+  const int32_t key_head = args.key_head_of(head);
   float* rows = args.row(begin);
   const int32_t query_at = key_head * kKeyDim;
   const int32_t key_at = query_at + args.key_heads * kKeyDim;
   const int32_t value_at = 2 * args.key_heads * kKeyDim + head * value_dim + first_column;
   const float2* gates = args.gates_of(head) + begin;
-  const auto copy_tokens = [&](Chunk<kKeyDim>& chunk, int32_t first) {
+  const auto copy_tokens = [&](Group<kKeyDim>& group, int32_t first) {
     constexpr int32_t kOfRow = kKeyDim / 4;
     const int32_t element = thread % kOfRow * 4;
 #pragma unroll
-    for (int32_t of_chunk = thread / kOfRow; of_chunk < kChunk; of_chunk += kUpdateThreads / kOfRow) {
-      const int32_t token = first + of_chunk;
+    for (int32_t of_group = thread / kOfRow; of_group < kGroup; of_group += kUpdateThreads / kOfRow) {
+      const int32_t token = first + of_group;
       if (token < count) {
-        copy_chunk(&chunk.queries[of_chunk][element], rows + token * channels + query_at + element);
+        copy_chunk(&group.queries[of_group][element], rows + token * channels + query_at + element);
         // The last token has no successor. Its own key is read instead, and what it gives is not used.
         const int32_t of_key = kIsDelta ? min(token + 1, count - 1) : token;
-        copy_chunk(&chunk.keys[of_chunk][element], rows + of_key * channels + key_at + element);
+        copy_chunk(&group.keys[of_group][element], rows + of_key * channels + key_at + element);
       }
     }
-    static_assert(kChunk * kFours == kUpdateThreads, "a thread copies four values");
-    const int32_t of_chunk = thread / kFours;
-    const int32_t token = first + of_chunk;
+    static_assert(kGroup * kFours == kUpdateThreads, "a thread copies four values");
+    const int32_t of_group = thread / kFours;
+    const int32_t token = first + of_group;
     if (token < count) {
-      if (has_four) copy_chunk(&chunk.values[of_chunk][four * 4], rows + token * channels + value_at + four * 4);
-      if (four == 0) copy_pair(&chunk.gates[of_chunk], gates + token);
+      if (has_four) copy_chunk(&group.values[of_group][four * 4], rows + token * channels + value_at + four * 4);
+      if (four == 0) copy_pair(&group.gates[of_group], gates + token);
     }
     end_copies();
   };
@@ -432,24 +370,24 @@ __global__ void __launch_bounds__(kUpdateThreads, 4) update_kernel(Window args) 
   // A result is complete, and written in the place of its value, while the next token is applied.
   float* out = rows + value_at + 2 * pair + (part >= kParts / 2 ? 1 : 0) - channels;
   const bool writes = has_columns && part % (kParts / 2) == 0;
-  for (int32_t first = 0; first < count; first += kChunk) {
-    const bool is_second = first / kChunk % 2 != 0;
-    Chunk<kKeyDim>& chunk = is_second ? memory.second : memory.first;
+  for (int32_t first = 0; first < count; first += kGroup) {
+    const bool is_second = first / kGroup % 2 != 0;
+    Group<kKeyDim>& group = is_second ? memory.second : memory.first;
     wait_for_copies<0>();
-    // The chunk is complete, and all threads have finished with the other one.
+    // The group is complete, and all threads have finished with the other one.
     __syncthreads();
-    if (first + kChunk < count) copy_tokens(is_second ? memory.first : memory.second, first + kChunk);
+    if (first + kGroup < count) copy_tokens(is_second ? memory.first : memory.second, first + kGroup);
     if (!has_columns) continue;
-    const int32_t tokens = min(count - first, kChunk);
+    const int32_t tokens = min(count - first, kGroup);
     // In pairs, so that keys need not be moved between registers.
 #pragma unroll 2
     for (int32_t t = 0; t < tokens; ++t) {
-      const float2 gate = chunk.gates[t];
-      const auto value = *reinterpret_cast<const float2*>(&chunk.values[t][2 * pair]);
+      const float2 gate = group.gates[t];
+      const auto value = *reinterpret_cast<const float2*>(&group.values[t][2 * pair]);
       const float result = state_part.reduce(part);
       if (writes && first + t > 0) *out = result;
       out += channels;
-      state_part.apply(&chunk.queries[t][part * 4], &chunk.keys[t][part * 4], value, gate,
+      state_part.apply(&group.queries[t][part * 4], &group.keys[t][part * 4], value, gate,
                        kIsDelta ? float2{} : make_float2(skip * value.x, skip * value.y));
     }
   }
@@ -593,7 +531,20 @@ void launch_window(const Window& args, cudaStream_t stream) {
   launch_early(convolve, convolutions, kConvThreads, stream, args);
 
   const dim3 updates(blocks(args.value_dim, kColumns), args.value_heads, args.seqs);
-  launch_early(update_kernel<kKeyDim, kUpdateRule>, updates, kUpdateThreads, stream, args, sizeof(UpdateMemory<kKeyDim>));
+  const auto update = [&](bool is_behind) {
+    constexpr auto kBytes = sizeof(UpdateMemory<kKeyDim>);
+    launch_early(update_kernel<kKeyDim, kUpdateRule>, updates, kUpdateThreads, stream, UpdateArgs{args, is_behind}, kBytes);
+  };
+  if (args.min_chunks > 0) {
+    if constexpr (kKeyDim >= kMinChunkKeyDim) {
+      launch_parts<kKeyDim, kUpdateRule>(args, stream);
+      update(false);
+      launch_scan<kKeyDim, kUpdateRule>(args, stream);
+      update(true);
+    }
+  } else {
+    update(false);
+  }
 
   const int64_t of_row = kUpdateRule == UpdateRule::kDelta ? args.value_heads : blocks(values, kMambaOutputs);
   const int32_t output_blocks = blocks(of_row * args.rows, kFinishThreads / kWarp);
@@ -605,7 +556,12 @@ void launch_window(const Window& args, cudaStream_t stream) {
 template <typename T, int32_t kKeyDim>
 void launch_linear_attention(const LinearAttentionArgs& args, cudaStream_t stream) {
   for (int32_t first = 0; first < args.tokens; first += args.scratch_rows) {
-    const Window window{args, first, min(args.tokens - first, args.scratch_rows)};
+    Window window{args, first, min(args.tokens - first, args.scratch_rows)};
+    // A window has a sequence with enough whole chunks only if it has their tokens beside one token of each other
+    // sequence. So decodes launch no kernels for chunks.
+    const bool has_few = window.rows < args.min_chunks * kChunkTokens;
+    const bool is_short = args.tokens - args.seqs + 1 < args.min_chunks * kChunkTokens;
+    if (has_few || is_short || kKeyDim < kMinChunkKeyDim) window.min_chunks = 0;
     if (static_cast<UpdateRule>(args.rule) == UpdateRule::kDelta) {
       launch_window<T, kKeyDim, UpdateRule::kDelta>(window, stream);
     } else {
