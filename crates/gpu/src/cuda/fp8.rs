@@ -8,15 +8,12 @@ use candlepower_kernels::{Error, Fp8Rounding, Result};
 use candlepower_layout::ActivationScales;
 
 use super::cublas_lt::{CublasLt, ScaledProduct};
-use super::launch::{Address, CUstream, Launch};
+use super::launch::{Address, CUstream, Launch, VECTOR};
 use crate::operands::{FP8_BLOCK, Fp8Matrix, Fp8Product, Fp8Rows, HeadPadding, RowsOut};
 
 /// Maximum number of rows that the kernel in fp8_product.cu multiplies instead of cuBLASLt. It reads the matrix once for 8
 /// rows, in one launch that may begin before the previous kernel ends. Tiles of cuBLASLt have 64 rows and more.
 const MAX_FEW_ROWS: usize = 8;
-
-/// Elements of one vector access of a kernel that writes rows in FP8.
-const VECTOR: usize = 8;
 
 /// See [`crate::round_activations`].
 ///

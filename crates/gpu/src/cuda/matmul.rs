@@ -13,7 +13,7 @@ use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
 use candle_core::{CudaDevice, DType, Device, Tensor};
 
 use super::cublas_lt::CublasLt;
-use super::launch::{Address, Launch, driver};
+use super::launch::{Address, Launch, VECTOR, driver};
 use super::packed::{packed_max_rows, packed_product};
 use super::rows_product::{MAX_PRODUCT_ROWS, has_rows_product, rows_product};
 use crate::operands::{Fp8Matrix, Fp8Rows, PackedMatrix};
@@ -41,9 +41,6 @@ const NO_ROWS: RangeInclusive<usize> = 1..=0;
 /// The outputs of a slice of a quantized matrix are a multiple of this, so that each slice begins at a multiple of 16
 /// bytes.
 const SLICE_OUTPUTS: usize = 16;
-
-/// Elements of one vector access of GEMV.
-const K_MULTIPLE: usize = 8;
 
 /// cuBLAS with its own workspace, and the kernels that multiply few rows. Calls allocate nothing, as CUDA graphs require.
 #[derive(Debug)]
@@ -140,7 +137,7 @@ impl Cublas {
         if self.has_fixed_order || self.product_rows.contains(&rows) && has_rows_product(rows, k) {
             return self.rows_product(x, w, bias, out);
         }
-        if rows <= MAX_GEMV_ROWS && rows > 0 && k > 0 && k.is_multiple_of(K_MULTIPLE) {
+        if rows <= MAX_GEMV_ROWS && rows > 0 && k > 0 && k.is_multiple_of(VECTOR) {
             return super::gemv(x, w, bias, out);
         }
         self.gemm(x, w, bias, out)

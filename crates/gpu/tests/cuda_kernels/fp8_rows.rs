@@ -4,7 +4,8 @@ use candle_core::{DType, Tensor};
 use candlepower_gpu::cuda;
 use candlepower_gpu::{Fp8Matrix, Fp8Rows, Graph, Matmul, Matrix, NormWeight, RmsNorm, RowsOut};
 use candlepower_kernels::{
-    Activation, Fp8Rounding, OffsetForm, Offsets, QuantFormat, QuantizedRows, ScaleForm, Weight,
+    Activation, Fp8Rounding, OffsetForm, Offsets, QuantFormat, QuantizedRows, Result, ScaleForm,
+    Weight,
 };
 use candlepower_layout::ActivationScales;
 
@@ -158,14 +159,14 @@ pub(crate) fn feed_forward_in_fp8(gpu: &Gpu) {
             let halves = [hidden, inner].map(|width| gpu.unwritten(&[rows, width], dtype));
             let outs = [(); 2].map(|()| gpu.unwritten(&[rows, hidden], dtype));
             let run = |fused: bool, out: &Tensor| {
-                let place = |reader: &Matrix, plain: &Tensor| {
+                let place = |reader: &Matrix, plain: &Tensor| -> Result<RowsOut> {
                     let in_fp8 = if fused { matmul.fp8_rows(reader, rows)? } else { None };
                     Ok(in_fp8.map_or(plain.into(), RowsOut::Fp8))
                 };
-                let normed: RowsOut = place(&up, &halves[0])?;
+                let normed = place(&up, &halves[0])?;
                 candlepower_gpu::rms_norm(&x, &norm, &normed)?;
                 matmul.run(normed.tensor(), &up, None, &gate_up)?;
-                let activated: RowsOut = place(&down, &halves[1])?;
+                let activated = place(&down, &halves[1])?;
                 candlepower_gpu::gated_activation(&gate_up, Activation::Silu, &activated)?;
                 matmul.run(activated.tensor(), &down, None, out)
             };
