@@ -87,7 +87,7 @@ pub enum RowsOut {
 }
 
 impl RowsOut {
-    /// What a product with these rows takes: the rows in the element type, or the e4m3 codes.
+    /// The rows as [`Matmul::run`](crate::Matmul::run) takes them: in the element type, or e4m3.
     #[must_use]
     pub fn tensor(&self) -> &Tensor {
         match self {

@@ -113,7 +113,7 @@ impl Matmul {
     }
 
     /// Where an operation writes `rows` rows that `reader` alone multiplies, if it multiplies rows in FP8. The buffer belongs to
-    /// all products: [`Matmul::run`] has to take the codes before another matrix in FP8 is multiplied by rows in the element type.
+    /// all products: [`Matmul::run`] has to take the rows before another matrix in FP8 is multiplied by rows in the element type.
     ///
     /// # Errors
     /// No memory was reserved for so many activations.
@@ -166,8 +166,8 @@ impl Matmul {
     /// element type first.
     ///
     /// Activations are rounded to FP8 first if the matrix says so. A [`Matrix::Packed`] then takes them in the element type,
-    /// rounded once more, and a [`Matrix::Fp8`] takes them as they are. If `x` is e4m3, it is the codes of [`Matmul::fp8_rows`]
-    /// for `w`, and is not rounded again.
+    /// rounded once more, and a [`Matrix::Fp8`] takes them as they are. If `x` is e4m3, it is that of [`Matmul::fp8_rows`] for
+    /// `w`, and is not rounded again.
     ///
     /// # Errors
     /// An operand has the wrong dtype, shape, layout or device; `k` is no multiple of 8 with a fixed order on a GPU; or CUDA
