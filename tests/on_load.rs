@@ -32,6 +32,9 @@ fn a_model_answers_with_the_bytes_that_doctor_has_counted() {
             (&report["quantize_on_load"], &report["quantization"]),
             (&kind.into(), &Value::Null)
         );
+        let rounded = &report["rounded_activations"];
+        let is_per_row = rounded.as_str().is_some_and(|text| text.contains("a scale per row"));
+        assert_eq!((is_per_row, rounded.is_null()), (kind == "fp8", kind != "fp8"), "{rounded}");
         let bytes = |report: &Value| report["weights_bytes"].as_f64().unwrap();
         assert!(bytes(&report) < part * bytes(&plain), "{report}\n{plain}");
         let server = ServerBuilder::new("demo").flags(&flags.join(" ")).start();

@@ -15,7 +15,7 @@ use head_dims::DEVICE_HEAD_DIMS;
 const KERNELS: &str = "src/cuda/kernels";
 
 /// Sources that are compiled once.
-const SOURCES: [&str; 18] = [
+const SOURCES: [&str; 19] = [
     "attention_latent",
     "ordered_attention",
     "expert_product",
@@ -24,6 +24,7 @@ const SOURCES: [&str; 18] = [
     "rows_product",
     "packed",
     "rows",
+    "activation",
     "qkv",
     "latent",
     "sampling",

@@ -39,6 +39,7 @@ pub(crate) const AFTER_HELP: &str = "Examples:\n  \
     supported                whether this version can serve the model\n  \
     quantization             quantization method in config.json, or null\n  \
     quantize_on_load         int8, int4, fp8 or null\n  \
+    rounded_activations      how activations are rounded to FP8 before products, in words, or null\n  \
     message                  reason if the model is not supported or does not fit, else null\n  \
     dtype                    of unquantized weights: float32, float16, bfloat16\n  \
     num_parameters           number of parameters\n  \

@@ -22,11 +22,12 @@ pub(crate) use experts::check_rows;
 pub use experts::{ExpertMatrices, Routing};
 #[cfg(feature = "cuda")]
 pub(crate) use experts::{ExpertTable, tile_rows};
-#[cfg(feature = "cuda")]
 pub(crate) use fp8::FP8_BLOCK;
 #[cfg(feature = "cuda")]
 pub(crate) use fp8::block_stride;
-pub use fp8::{Fp8Matrix, Fp8Product, Fp8Weights, fp8_capability, fp8_fault, fp8_product};
+pub use fp8::{
+    Fp8Matrix, Fp8Product, Fp8Rows, Fp8Weights, RowsOut, fp8_capability, fp8_fault, fp8_product,
+};
 pub use latent::LatentsToCache;
 pub(crate) use latent::{HEAD_PRODUCT, HeadShape, LATENTS, LatentShape};
 pub(crate) use linear_attention::{GATE_AXES, SIGMOID_GATE, gate_dims};

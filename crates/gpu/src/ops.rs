@@ -25,8 +25,6 @@ pub use graph::Graph;
 pub use latent::{head_product, latents_to_cache};
 pub use linear_attention::{linear_attention, sigmoid_gate};
 pub use matmul::Matmul;
-#[cfg(feature = "cuda")]
-pub(crate) use matmul::{Fp8Activations, part_of};
 pub use paged_cache::HostBlocks;
 pub use qkv::{qkv_to_cache, square_sums};
 pub use rows::{

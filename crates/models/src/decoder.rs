@@ -320,7 +320,7 @@ impl Ops for CpuOps<'_> {
     fn per_layer(&self, x: &Tensor, of: &PerLayer<Weight>) -> Result<Tensor> {
         let projected = linear(x, &of.projection, None)?;
         let width = of.norm.weight.elem_count();
-        let normed = self.norm(&projected.reshape(((), width))?, &of.norm)?;
+        let normed = normed(&projected.reshape(((), width))?, &of.norm)?;
         let scale = embed_scale(&of.embed, of.table.dtype());
         let rows = embedding(&self.input.token_ids, &of.table, scale)?;
         Ok(add_scaled(&normed.reshape(rows.shape())?, &rows, FRAC_1_SQRT_2)?)
@@ -370,15 +370,12 @@ impl Ops for CpuOps<'_> {
         Ok(Tensor::from_vec(all, (tokens, self.hidden), &Device::Cpu)?)
     }
 
-    fn norm(&self, residual: &Tensor, norm: &Norm) -> Result<Tensor> {
-        Ok(match &norm.form {
-            NormForm::Rms(_) => rms_norm(residual, &norm.weight, norm.eps)?,
-            NormForm::Layer(bias) => layer_norm(residual, &norm.weight, bias.as_ref(), norm.eps)?,
-        })
+    fn norm(&self, residual: &Tensor, norm: &Norm, _: Option<&Weight>) -> Result<Tensor> {
+        normed(residual, norm)
     }
 
     fn post_norm(&self, x: Tensor, norm: &Norm) -> Result<Tensor> {
-        self.norm(&x, norm)
+        normed(&x, norm)
     }
 
     fn add(&self, residual: Tensor, x: &Tensor, scale: f32) -> Result<Tensor> {
@@ -391,12 +388,13 @@ impl Ops for CpuOps<'_> {
         x: &Tensor,
         scale: f32,
         norm: &Norm,
+        _: Option<&Weight>,
     ) -> Result<(Tensor, Tensor)> {
         match norm.form {
             NormForm::Rms(_) => Ok(add_rms_norm(&residual, x, scale, &norm.weight, norm.eps)?),
             NormForm::Layer(_) => {
                 let sum = add_scaled(&residual, x, scale)?;
-                let normed = self.norm(&sum, norm)?;
+                let normed = normed(&sum, norm)?;
                 Ok((sum, normed))
             }
         }
@@ -415,7 +413,7 @@ impl Ops for CpuOps<'_> {
             x.slice_set(&rows, 0, given.first_row)?;
             // Without a norm, the input is the residual itself.
             if let Some(norm) = norm {
-                input.slice_set(&self.norm(&rows, norm)?, 0, given.first_row)?;
+                input.slice_set(&normed(&rows, norm)?, 0, given.first_row)?;
             }
         }
         Ok((x, input))
@@ -458,7 +456,7 @@ impl Ops for CpuOps<'_> {
             reshape_and_cache(&k, &v, kv, layer, &self.input.slot_mapping)?;
             q = normed;
         } else if let Some(norm) = &a.q_norm {
-            q = self.norm(&q, norm)?;
+            q = normed(&q, norm)?;
         }
         let q = rope_queries(&q, &a.rope, &self.rope_positions)?;
         let sinks = a.sinks.as_ref();
@@ -479,7 +477,7 @@ impl Ops for CpuOps<'_> {
         let of_keys = rope(&of_keys, &a.rope, &self.rope_positions)?;
         let q = Tensor::cat(&[linear_heads(&q, &a.key_up)?, of_keys], 2)?;
         let q = scale_queries(q, &a.rope, &self.rope_positions)?;
-        let values = self.norm(&latents.narrow(1, 0, rank)?.contiguous()?, &a.kv_norm)?;
+        let values = normed(&latents.narrow(1, 0, rank)?.contiguous()?, &a.kv_norm)?;
         let values = values.reshape((tokens, 1, rank))?;
         let keys = latents.narrow(1, rank, rotated)?.contiguous()?.reshape((tokens, 1, rotated))?;
         let keys = Tensor::cat(&[&values, &rope(&keys, &a.rope, &self.rope_positions)?], 2)?;
@@ -510,14 +508,20 @@ impl Ops for CpuOps<'_> {
 
     fn norm_groups(&self, x: Tensor, norm: &Norm) -> Result<Tensor> {
         let groups = x.reshape((x.dim(0)?, norm.weight.dim(0)?, norm.weight.dim(1)?))?;
-        Ok(self.norm(&groups, norm)?.reshape(x.shape())?)
+        Ok(normed(&groups, norm)?.reshape(x.shape())?)
     }
 
     fn gate(&self, x: Tensor, gate: &Tensor) -> Result<Tensor> {
         Ok(sigmoid_gate(&x, gate)?)
     }
 
-    fn gated(&self, x: &Tensor, layer: &Linear<Weight>, act: Activation) -> Result<Tensor> {
+    fn gated(
+        &self,
+        x: &Tensor,
+        layer: &Linear<Weight>,
+        act: Activation,
+        _: &Weight,
+    ) -> Result<Tensor> {
         Ok(gated_linear(x, &layer.weight, layer.bias.as_ref(), act)?)
     }
 
@@ -573,11 +577,11 @@ impl CpuOps<'_> {
     fn norm_heads(&self, q: Tensor, k: Tensor, a: &Attention<Weight>) -> Result<(Tensor, Tensor)> {
         let (Some(q_norm), Some(k_norm)) = (&a.q_norm, &a.k_norm) else { return Ok((q, k)) };
         if a.norm_span != QkNormSpan::AllHeads {
-            return Ok((self.norm(&q, q_norm)?, self.norm(&k, k_norm)?));
+            return Ok((normed(&q, q_norm)?, normed(&k, k_norm)?));
         }
         let (q_rows, k_rows) = (q.flatten_from(1)?, k.flatten_from(1)?);
         let (q_rows, k_rows) = match self.comm.size() {
-            1 => (self.norm(&q_rows, q_norm)?, self.norm(&k_rows, k_norm)?),
+            1 => (normed(&q_rows, q_norm)?, normed(&k_rows, k_norm)?),
             ranks => {
                 let tokens = q.dim(0)?;
                 let sums = Tensor::cat(&[square_sums(&q_rows)?, square_sums(&k_rows)?], 0)?;
@@ -592,6 +596,14 @@ impl CpuOps<'_> {
         };
         Ok((q_rows.reshape(q.shape())?, k_rows.reshape(k.shape())?))
     }
+}
+
+/// The norm of rows.
+fn normed(x: &Tensor, norm: &Norm) -> Result<Tensor> {
+    Ok(match &norm.form {
+        NormForm::Rms(_) => rms_norm(x, &norm.weight, norm.eps)?,
+        NormForm::Layer(bias) => layer_norm(x, &norm.weight, bias.as_ref(), norm.eps)?,
+    })
 }
 
 #[cfg(test)]

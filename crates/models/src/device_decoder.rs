@@ -7,7 +7,7 @@ use candlepower_checkpoint::{ModelSpec, QkNormSpan};
 use candlepower_comm::Comm;
 use candlepower_gpu::{
     self as gpu, AttentionStep, LatentsToCache, LaunchShape, LayerNorm, Matrix, NormWeight, QkNorm,
-    QkvToCache, RmsNorm, Routing, StatePool, StateTables, ValueNorm,
+    QkvToCache, RmsNorm, Routing, RowsOut, StatePool, StateTables, ValueNorm,
 };
 use candlepower_kernels::{Activation, AttentionMetadata, KvCacheConfig, VocabPart};
 
@@ -248,6 +248,33 @@ impl DeviceOps<'_> {
         self.result(region, &[self.tokens, width])
     }
 
+    /// Rows of `width` elements for `reader`, if it alone multiplies them: in FP8 if it does so in FP8, otherwise in the buffer of
+    /// `region`.
+    fn rows_for(&self, reader: Option<&Matrix>, region: Region, width: usize) -> Result<RowsOut> {
+        let fp8_rows = |reader| self.workspace.matmul.fp8_rows(reader, self.tokens);
+        if let Some(rows) = reader.map(fp8_rows).transpose()?.flatten() {
+            self.workspace.generations.write(Region::Fp8, &rows.codes);
+            return Ok(RowsOut::Fp8(rows));
+        }
+        Ok(RowsOut::Plain(self.rows(region, width)?))
+    }
+
+    /// `out = x W^T + b`.
+    fn product(
+        &self,
+        x: &Tensor,
+        weight: &Matrix,
+        bias: Option<&Tensor>,
+        out: &Tensor,
+    ) -> Result<()> {
+        self.read(&[x]);
+        // Rows in the element type are rounded into the buffer of rows in FP8.
+        if matches!(weight, Matrix::Fp8(_)) && x.dtype() != DType::F8E4M3 {
+            self.workspace.generations.overwrite(Region::Fp8);
+        }
+        Ok(self.workspace.matmul.run(x, weight, bias, out)?)
+    }
+
     /// Checks operands, in debug builds, after the buffers of the results were taken.
     fn read(&self, operands: &[&Tensor]) {
         self.workspace.generations.read(operands);
@@ -260,8 +287,13 @@ impl DeviceOps<'_> {
 }
 
 impl Norm {
-    /// `out = norm(x)`.
-    fn run(&self, x: &Tensor, out: &Tensor) -> Result<()> {
+    /// Whether the norm has a kernel that adds to the residual, and writes rows in FP8.
+    fn is_rms(&self) -> bool {
+        matches!(self.form, NormForm::Rms(_))
+    }
+
+    /// `out = norm(x)`. Only RMSNorm writes rows in FP8.
+    fn run(&self, x: &Tensor, out: &RowsOut) -> Result<()> {
         let Norm { weight, eps, .. } = self;
         match &self.form {
             NormForm::Rms(form) => {
@@ -269,7 +301,7 @@ impl Norm {
             }
             NormForm::Layer(bias) => {
                 let norm = LayerNorm { weight, bias: bias.as_ref(), eps: *eps };
-                gpu::layer_norm(x, &norm, out)?;
+                gpu::layer_norm(x, &norm, out.tensor())?;
             }
         }
         Ok(())
@@ -300,11 +332,10 @@ impl Ops for DeviceOps<'_> {
     fn per_layer(&self, x: &Tensor, of: &PerLayer<Matrix>) -> Result<Tensor> {
         let (all, width) = (of.projection.n(), of.norm.weight.elem_count());
         let out = self.rows(Region::PerLayer, all)?;
-        self.read(&[x]);
-        self.workspace.matmul.run(x, &of.projection, None, &out)?;
+        self.product(x, &of.projection, None, &out)?;
         // The norm is over the elements of one layer, so each token's row is seen as rows of layers.
         let by_layer = out.reshape(((), width))?;
-        of.norm.run(&by_layer, &by_layer)?;
+        of.norm.run(&by_layer, &(&by_layer).into())?;
         let rows = self.rows(WIDE, all)?;
         let whole = VocabPart { first: 0, vocab_size: of.table.n() };
         let scale = embed_scale(&of.embed, x.dtype());
@@ -362,16 +393,17 @@ impl Ops for DeviceOps<'_> {
         }
     }
 
-    fn norm(&self, residual: &Tensor, norm: &Norm) -> Result<Tensor> {
-        let out = self.rows(Region::Normed, self.hidden)?;
+    fn norm(&self, residual: &Tensor, norm: &Norm, reader: Option<&Matrix>) -> Result<Tensor> {
+        let reader = reader.filter(|_| norm.is_rms());
+        let out = self.rows_for(reader, Region::Normed, self.hidden)?;
         self.read(&[residual]);
         norm.run(residual, &out)?;
-        Ok(out)
+        Ok(out.tensor().clone())
     }
 
     fn post_norm(&self, x: Tensor, norm: &Norm) -> Result<Tensor> {
         self.read(&[&x]);
-        norm.run(&x, &x)?;
+        norm.run(&x, &(&x).into())?;
         self.rewritten(x)
     }
 
@@ -387,18 +419,19 @@ impl Ops for DeviceOps<'_> {
         x: &Tensor,
         scale: f32,
         norm: &Norm,
+        reader: Option<&Matrix>,
     ) -> Result<(Tensor, Tensor)> {
         // Only RMSNorm has a kernel that adds as well.
         let NormForm::Rms(form) = norm.form else {
             let residual = self.add(residual, x, scale)?;
-            let normed = self.norm(&residual, norm)?;
+            let normed = self.norm(&residual, norm, None)?;
             return Ok((residual, normed));
         };
-        let out = self.rows(Region::Normed, self.hidden)?;
+        let out = self.rows_for(reader, Region::Normed, self.hidden)?;
         self.read(&[&residual, x]);
         let norm = RmsNorm { weight: &norm.weight, form, eps: norm.eps };
         gpu::add_rms_norm(&residual, x, scale, &norm, &out)?;
-        Ok((self.rewritten(residual)?, out))
+        Ok((self.rewritten(residual)?, out.tensor().clone()))
     }
 
     /// On a device, models take text alone.
@@ -419,8 +452,7 @@ impl Ops for DeviceOps<'_> {
         reduce: Reduce,
     ) -> Result<Tensor> {
         let out = self.rows(Region::Of(to), linear.weight.n())?;
-        self.read(&[x]);
-        self.workspace.matmul.run(x, &linear.weight, linear.bias.as_ref(), &out)?;
+        self.product(x, &linear.weight, linear.bias.as_ref(), &out)?;
         if reduce == Reduce::Sum {
             self.sum(&out)?;
         }
@@ -536,7 +568,7 @@ impl Ops for DeviceOps<'_> {
     fn norm_groups(&self, x: Tensor, norm: &Norm) -> Result<Tensor> {
         self.read(&[&x]);
         let groups = x.reshape((self.tokens, norm.weight.dim(0)?, norm.weight.dim(1)?))?;
-        norm.run(&groups, &groups)?;
+        norm.run(&groups, &(&groups).into())?;
         self.rewritten(x)
     }
 
@@ -546,11 +578,17 @@ impl Ops for DeviceOps<'_> {
         self.rewritten(x)
     }
 
-    fn gated(&self, x: &Tensor, linear: &Linear<Matrix>, act: Activation) -> Result<Tensor> {
+    fn gated(
+        &self,
+        x: &Tensor,
+        linear: &Linear<Matrix>,
+        act: Activation,
+        reader: &Matrix,
+    ) -> Result<Tensor> {
         let gate_up = self.linear(x, linear, Buffer::Wide, Reduce::Keep)?;
-        let out = self.rows(INNER, gate_up.dim(1)? / 2)?;
+        let out = self.rows_for(Some(reader), INNER, gate_up.dim(1)? / 2)?;
         gpu::gated_activation(&gate_up, act, &out)?;
-        Ok(out)
+        Ok(out.tensor().clone())
     }
 
     fn activate(&self, x: &Tensor, act: Activation) -> Result<Tensor> {
@@ -563,9 +601,7 @@ impl Ops for DeviceOps<'_> {
     /// Returns the scores. The workspace's tables have the chosen experts.
     fn route(&self, scored: &Tensor, layer: &RoutedExperts<Matrix>) -> Result<Tensor> {
         let scores = self.rows(INNER, layer.router.n())?;
-        self.read(&[scored]);
-        let bias = layer.router_bias.as_ref();
-        self.workspace.matmul.run(scored, &layer.router, bias, &scores)?;
+        self.product(scored, &layer.router, layer.router_bias.as_ref(), &scores)?;
         gpu::route(&scores, &layer.gating, &self.routing()?)?;
         Ok(scores)
     }

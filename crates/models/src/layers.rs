@@ -146,6 +146,14 @@ impl<M: Matrix> Layers<M> {
         })
     }
 
+    /// The matrix that alone reads the normed input of layer `i`, if nothing else does.
+    pub(crate) fn input_reader(&self, i: usize) -> Option<&M> {
+        // The first layer that reads earlier layers' keys may have fewer tokens than the layer before, so its input is gathered.
+        let layer = self.layers.get(i).filter(|_| i != self.first_reader)?;
+        let is_read_by_ffn = layer.parallel && layer.ffn_norm.is_none();
+        if is_read_by_ffn { None } else { layer.mixer.input_reader() }
+    }
+
     /// Bytes of the weights as loaded.
     pub(crate) fn num_bytes(&self) -> usize {
         let layers = self.layers.iter().map(Layer::num_bytes);
@@ -227,6 +235,16 @@ impl<M: Matrix> Layer<M> {
 }
 
 impl<M: Matrix> Mixer<M> {
+    /// The matrix that alone reads the mixer's input, if there is one.
+    fn input_reader(&self) -> Option<&M> {
+        match self {
+            Self::Attention(attention) if attention.gate.is_none() => Some(&attention.qkv.weight),
+            Self::ShortConv(conv) => Some(&conv.rows.weight),
+            // Several matrices read it.
+            Self::Attention(_) | Self::Latent(_) | Self::LinearAttention(_) => None,
+        }
+    }
+
     fn num_bytes(&self) -> usize {
         match self {
             Self::Attention(attention) => attention.num_bytes(),

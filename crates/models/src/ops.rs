@@ -55,19 +55,22 @@ pub(crate) trait Ops {
     /// is no output token. On the CPU the result has a row for every token, with zeros for the others. On a device it has the rows
     /// of the output tokens alone.
     fn output_rows(&self, hidden: Option<&Tensor>) -> Result<Tensor>;
-    /// The norm of the residual.
-    fn norm(&self, residual: &Tensor, norm: &Norm) -> Result<Tensor>;
+    /// The norm of the residual. `reader` is the matrix that alone multiplies the result, if there is one and nothing else reads
+    /// the result. It may then have the form in which that matrix takes it.
+    fn norm(&self, residual: &Tensor, norm: &Norm, reader: Option<&Self::Matrix>)
+    -> Result<Tensor>;
     /// The norm of rows that are about to be added to the residual.
     fn post_norm(&self, x: Tensor, norm: &Norm) -> Result<Tensor>;
     /// `(residual + x) * scale`.
     fn add(&self, residual: Tensor, x: &Tensor, scale: f32) -> Result<Tensor>;
-    /// `(residual + x) * scale`, and its norm.
+    /// `(residual + x) * scale`, and its norm for `reader`: see [`Self::norm`].
     fn add_norm(
         &self,
         residual: Tensor,
         x: &Tensor,
         scale: f32,
         norm: &Norm,
+        reader: Option<&Self::Matrix>,
     ) -> Result<(Tensor, Tensor)>;
     /// Adds to the tokens of images what their encoder gives for this layer, behind the layer, as some models do ("deepstack"). `x` is the
     /// residual and `input` its norm by `norm`. The other tokens keep their bits.
@@ -111,8 +114,15 @@ pub(crate) trait Ops {
     fn norm_groups(&self, x: Tensor, norm: &Norm) -> Result<Tensor>;
     /// `x * sigmoid(gate)`. `gate` is as wide as `x`, or has one value for each row.
     fn gate(&self, x: Tensor, gate: &Tensor) -> Result<Tensor>;
-    /// `act(gate) * up`, where `[gate, up]` are the rows of `x W^T + b`, in [`Buffer::Inner`].
-    fn gated(&self, x: &Tensor, linear: &Linear<Self::Matrix>, act: Activation) -> Result<Tensor>;
+    /// `act(gate) * up`, where `[gate, up]` are the rows of `x W^T + b`, in [`Buffer::Inner`]. `reader` alone multiplies the result:
+    /// see [`Self::norm`].
+    fn gated(
+        &self,
+        x: &Tensor,
+        linear: &Linear<Self::Matrix>,
+        act: Activation,
+        reader: &Self::Matrix,
+    ) -> Result<Tensor>;
     /// `act(x)`, in [`Buffer::Inner`].
     fn activate(&self, x: &Tensor, act: Activation) -> Result<Tensor>;
     /// Chooses the experts of each token by `scored`, the input of the router. The result is for [`Self::experts`]; on a device it lies in

@@ -22,9 +22,9 @@ impl<M: Matrix> Layers<M> {
     pub(crate) fn forward<O: Ops<Matrix = M>>(&self, ops: &O) -> Result<Tensor> {
         let x = ops.embed(&self.embed, self.positions.as_ref())?;
         let per_layer = self.per_layer.as_ref().map(|of| ops.per_layer(&x, of)).transpose()?;
-        let Some(first) = self.layers.first() else { return ops.norm(&x, &self.final_norm) };
+        let Some(first) = self.layers.first() else { return ops.norm(&x, &self.final_norm, None) };
         let input = match &first.attn_norm {
-            Some(norm) => ops.norm(&x, norm)?,
+            Some(norm) => ops.norm(&x, norm, self.input_reader(0))?,
             None => x.clone(),
         };
         let tokens = Tokens { x, input, per_layer };
@@ -57,20 +57,22 @@ impl<M: Matrix> Layers<M> {
                 Some(next) => next.attn_norm.as_ref(),
                 None => Some(&self.final_norm),
             };
+            let next_reader = self.input_reader(i + 1);
             let y = layer.mixer.forward(ops, &input)?;
             let y = optional(ops, &layer.attn_post_norm, y)?;
             let Some(ffn) = &layer.ffn else {
-                let rows = add_norm(ops, x, &y, layer.scale, next_norm)?;
+                let rows = add_norm(ops, x, &y, layer.scale, next_norm, next_reader)?;
                 (x, input) = ops.add_image_features(i, rows, next_norm)?;
                 continue;
             };
             if layer.parallel {
                 if let Some(norm) = &layer.ffn_norm {
-                    input = ops.norm(&x, norm)?;
+                    input = ops.norm(&x, norm, ffn.input_reader())?;
                 }
                 x = ops.add(x, &y, 1.0)?;
             } else {
-                (x, input) = add_norm(ops, x, &y, 1.0, layer.ffn_norm.as_ref())?;
+                let norm = layer.ffn_norm.as_ref();
+                (x, input) = add_norm(ops, x, &y, 1.0, norm, ffn.input_reader())?;
             }
             let y = ffn.forward(ops, &input, &x)?;
             let mut y = optional(ops, &layer.ffn_post_norm, y)?;
@@ -83,7 +85,7 @@ impl<M: Matrix> Layers<M> {
                 let out = ops.linear(&gated, &own.out, Buffer::Branch, Reduce::Keep)?;
                 y = ops.post_norm(out, &own.norm)?;
             }
-            let rows = add_norm(ops, x, &y, layer.scale, next_norm)?;
+            let rows = add_norm(ops, x, &y, layer.scale, next_norm, next_reader)?;
             (x, input) = ops.add_image_features(i, rows, next_norm)?;
         }
         Ok(Tokens { x, input, per_layer })
@@ -105,9 +107,10 @@ fn add_norm<O: Ops>(
     x: &Tensor,
     scale: f32,
     norm: Option<&Norm>,
+    reader: Option<&O::Matrix>,
 ) -> Result<(Tensor, Tensor)> {
     match norm {
-        Some(norm) => ops.add_norm(residual, x, scale, norm),
+        Some(norm) => ops.add_norm(residual, x, scale, norm, reader),
         None => {
             let sum = ops.add(residual, x, scale)?;
             Ok((sum.clone(), sum))
@@ -192,8 +195,8 @@ impl<M: Matrix> Ffn<M> {
             Self::Experts { routed, shared: Some(shared), norms: Some(norms), .. } => {
                 let shared = shared.forward(ops, x, Reduce::Sum)?;
                 let shared = ops.post_norm(shared, &norms.shared_post)?;
-                let routes = ops.route(&ops.norm(residual, &norms.router)?, routed)?;
-                let x = ops.norm(residual, &norms.experts)?;
+                let routes = ops.route(&ops.norm(residual, &norms.router, None)?, routed)?;
+                let x = ops.norm(residual, &norms.experts, None)?;
                 let chosen = ops.experts(&x, &routes, routed, None, Buffer::Attended)?;
                 let chosen = ops.post_norm(chosen, &norms.experts_post)?;
                 ops.add(shared, &chosen, 1.0)
@@ -218,7 +221,7 @@ impl<M: Matrix> Mlp<M> {
     /// `[tokens, hidden]` -> `[tokens, hidden]`.
     fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor, reduce: Reduce) -> Result<Tensor> {
         let inner = match self.gated {
-            true => ops.gated(x, &self.up, self.activation)?,
+            true => ops.gated(x, &self.up, self.activation, &self.down.weight)?,
             false => {
                 let up = ops.linear(x, &self.up, Buffer::Wide, Reduce::Keep)?;
                 ops.activate(&up, self.activation)?

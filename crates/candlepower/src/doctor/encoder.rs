@@ -82,6 +82,7 @@ impl EncoderReport {
             "supported": true,
             "quantization": null,
             "quantize_on_load": null,
+            "rounded_activations": null,
             "message": self.problem.as_ref().map(Error::to_string),
             "num_parameters": self.num_parameters,
             "plans": [plan],

@@ -75,6 +75,7 @@ impl ModelReport {
             "supported": true,
             "quantization": self.quantization,
             "quantize_on_load": self.on_load.map(OnLoad::as_str),
+            "rounded_activations": self.rounded,
             "message": self.problem.as_ref().map(Error::to_string),
             "num_parameters": self.num_parameters,
             "plans": self.placements.iter().map(Placement::to_json).collect::<Vec<_>>(),

@@ -2,19 +2,21 @@
 
 use candle_core::Tensor;
 
+use super::fp8::Fp8RowsArgs;
 use super::launch::{Address, CUstream, Launch};
+use crate::operands::RowsOut;
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::operands::{ACTIVATION_TIMES, times_width};
 use candlepower_kernels::{Activation, Result};
 
 /// Computes `out = act(gate) * up` for `gate_up` `[tokens, 2 * inner]`, where the gate is the first half of each row.
 ///
-/// `out` is `[tokens, inner]`; both are bf16 or f16, and the computation is in f32. The CPU's reference implementation
-/// is [`candlepower_kernels::gated_activation_reference`].
+/// `out` is `[tokens, inner]`; both are bf16 or f16, and the computation is in f32. Rows in FP8 have groups of all of a row or
+/// of 128. The CPU's reference implementation is [`candlepower_kernels::gated_activation_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
-pub fn gated_activation(gate_up: &Tensor, act: Activation, out: &Tensor) -> Result<()> {
+pub fn gated_activation(gate_up: &Tensor, act: Activation, out: impl Into<RowsOut>) -> Result<()> {
     const KERNEL: &str = "gated_activation";
     let launch = Launch::new(KERNEL, "gate_up", gate_up)?;
     let operand = Operand::new(KERNEL, "gate_up", gate_up);
@@ -24,10 +26,11 @@ pub fn gated_activation(gate_up: &Tensor, act: Activation, out: &Tensor) -> Resu
     }
     let inner = width / 2;
     let gate = launch.elements(("gate_up", gate_up), "[tokens, 2 * inner]", &[tokens, width])?;
+    let (out, fp8) = Fp8RowsArgs::of(&launch, &out.into(), "[tokens, inner]", &[tokens, inner])?;
     let args = GatedActivationArgs {
         gate,
         up: columns_from(gate, inner),
-        out: launch.elements(("out", out), "[tokens, inner]", &[tokens, inner])?,
+        out,
         tokens: tokens as i64,
         inner: inner as i32,
         gate_width: width as i32,
@@ -35,6 +38,7 @@ pub fn gated_activation(gate_up: &Tensor, act: Activation, out: &Tensor) -> Resu
         dtype: launch.dtype_code(),
         activation: code(act),
         padding: 0,
+        fp8,
     };
     // CUDA refuses a launch without blocks.
     if tokens * inner == 0 {
@@ -70,6 +74,7 @@ pub fn activation_times(
         dtype: launch.dtype_code(),
         activation: code(act),
         padding: 0,
+        fp8: Fp8RowsArgs::NONE,
     };
     if tokens * inner == 0 {
         return Ok(());
@@ -105,7 +110,7 @@ pub fn activation(x: &Tensor, act: Activation, out: &Tensor) -> Result<()> {
     unsafe { launch.run(candlepower_activation, &args) }
 }
 
-/// The values are those of `Activation` in rows.cu.
+/// The values are those of `Activation` in activation.cu.
 fn code(act: Activation) -> i32 {
     match act {
         Activation::Silu => 0,
@@ -117,7 +122,7 @@ fn code(act: Activation) -> i32 {
     }
 }
 
-/// Mirrors `GatedActivationArgs` in rows.cu.
+/// Mirrors `GatedActivationArgs` in activation.cu.
 #[repr(C)]
 struct GatedActivationArgs {
     gate: Address,
@@ -130,11 +135,12 @@ struct GatedActivationArgs {
     dtype: i32,
     activation: i32,
     padding: i32,
+    fp8: Fp8RowsArgs,
 }
-// rows.cu asserts the same size, but neither side would see two fields of one type swapped.
-const _: () = assert!(size_of::<GatedActivationArgs>() == 56);
+// activation.cu asserts the same size, but neither side would see two fields of one type swapped.
+const _: () = assert!(size_of::<GatedActivationArgs>() == 80);
 
-/// Mirrors `ActivationArgs` in rows.cu.
+/// Mirrors `ActivationArgs` in activation.cu.
 #[repr(C)]
 struct ActivationArgs {
     x: Address,

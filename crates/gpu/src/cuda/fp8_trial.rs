@@ -8,11 +8,10 @@ use candlepower_layout::ActivationScales;
 use float8::F8E4M3;
 
 use super::cublas_lt::CublasLt;
-use super::fp8::product;
+use super::fp8::{product, quantize_activations};
 use super::launch::driver;
 use super::matmul::WORKSPACE_BYTES;
-use crate::operands::{FP8_BLOCK, Fp8Matrix, Fp8Product, block_stride};
-use crate::ops::Fp8Activations;
+use crate::operands::{FP8_BLOCK, Fp8Matrix, Fp8Product, Fp8Rows, block_stride};
 
 const ROWS: usize = 40;
 const OUTPUTS: usize = 2 * FP8_BLOCK;
@@ -40,14 +39,19 @@ fn difference(device: &Device, kind: Fp8Product) -> Result<f32> {
     let x: Vec<f32> = (0..ROWS * INPUTS).map(|at| value(at) * (1 + at / INPUTS) as f32).collect();
     let x = Tensor::from_vec(x, (ROWS, INPUTS), &Device::Cpu)?;
     let x = x.to_dtype(DType::BF16)?.to_device(device)?;
-    let buffers = Fp8Activations::new(device, ROWS, INPUTS, DType::BF16)?;
+    let in_fp8 = Fp8Rows {
+        codes: Tensor::zeros((ROWS, INPUTS), DType::F8E4M3, device)?,
+        scales: Tensor::zeros((INPUTS / w.group(), ROWS), DType::F32, device)?,
+        rounding: w.activations,
+    };
+    quantize_activations(&x, &in_fp8)?;
     let stream = device.as_cuda_device()?.cuda_stream();
     let workspace = stream.alloc_zeros::<u8>(WORKSPACE_BYTES);
     let workspace = workspace.map_err(|error| driver("fp8 trial", error))?;
     let lt = CublasLt::default();
     let result = |lt| -> Result<Vec<f32>> {
         let out = Tensor::zeros((ROWS, OUTPUTS), DType::BF16, device)?;
-        product(&x, &w, None, &out, &buffers, lt, || Ok(0.0))?;
+        product(&in_fp8, &w, None, &out, lt, || Ok(0.0))?;
         Ok(out.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
     };
     let (found, expected) = (result(Some((&lt, &workspace)))?, result(None)?);

@@ -2,15 +2,12 @@
 
 use candle_core::Tensor;
 
-use super::launch::{Address, CUstream, Launch};
+use super::launch::{Address, CUstream, Launch, VECTOR};
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::{Error, Result};
 
 /// Maximum number of rows of x that [`gemv`] takes.
 pub const GEMV_MAX_ROWS: usize = 8;
-
-/// Elements of one vector access. `k` must be a multiple of it.
-const K_MULTIPLE: usize = 8;
 
 /// Computes `out = x @ w^T + bias`: `x` `[rows, k]` with 1 to 8 rows, `w` `[n, k]`, `bias` `[n]`, `out` `[rows, n]`,
 /// all bf16 or f16, with sums in f32.
@@ -30,7 +27,7 @@ pub fn gemv(x: &Tensor, w: &Tensor, bias: Option<&Tensor>, out: &Tensor) -> Resu
     if !(1..=GEMV_MAX_ROWS).contains(&rows) {
         return error("rows", rows, "1 to 8; use a matmul for more");
     }
-    if k == 0 || !k.is_multiple_of(K_MULTIPLE) {
+    if k == 0 || !k.is_multiple_of(VECTOR) {
         return error("k", k, "a positive multiple of 8");
     }
     let args = GemvArgs {

@@ -21,6 +21,9 @@ pub(super) type Address = *mut c_void;
 /// Required alignment of operands: the width of vector accesses.
 const ALIGNMENT: u64 = 16;
 
+/// Elements of 16 bits in one vector access.
+pub(super) const VECTOR: usize = 8;
+
 /// A kernel that is about to be launched: its name, its device, and its element type.
 pub(super) struct Launch {
     kernel: &'static str,

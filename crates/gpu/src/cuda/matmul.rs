@@ -13,11 +13,10 @@ use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
 use candle_core::{CudaDevice, DType, Device, Tensor};
 
 use super::cublas_lt::CublasLt;
-use super::launch::{Address, Launch, driver};
+use super::launch::{Address, Launch, VECTOR, driver};
 use super::packed::{packed_max_rows, packed_product};
 use super::rows_product::{MAX_PRODUCT_ROWS, has_rows_product, rows_product};
-use crate::operands::{Fp8Matrix, PackedMatrix};
-use crate::ops::Fp8Activations;
+use crate::operands::{Fp8Matrix, Fp8Rows, PackedMatrix};
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::{Error, Result};
 
@@ -42,9 +41,6 @@ const NO_ROWS: RangeInclusive<usize> = 1..=0;
 /// The outputs of a slice of a quantized matrix are a multiple of this, so that each slice begins at a multiple of 16
 /// bytes.
 const SLICE_OUTPUTS: usize = 16;
-
-/// Elements of one vector access of GEMV.
-const K_MULTIPLE: usize = 8;
 
 /// cuBLAS with its own workspace, and the kernels that multiply few rows. Calls allocate nothing, as CUDA graphs require.
 #[derive(Debug)]
@@ -141,7 +137,7 @@ impl Cublas {
         if self.has_fixed_order || self.product_rows.contains(&rows) && has_rows_product(rows, k) {
             return self.rows_product(x, w, bias, out);
         }
-        if rows <= MAX_GEMV_ROWS && rows > 0 && k > 0 && k.is_multiple_of(K_MULTIPLE) {
+        if rows <= MAX_GEMV_ROWS && rows > 0 && k > 0 && k.is_multiple_of(VECTOR) {
             return super::gemv(x, w, bias, out);
         }
         self.gemm(x, w, bias, out)
@@ -225,23 +221,22 @@ impl Cublas {
         Ok(())
     }
 
-    /// Same as [`Cublas::matmul`], in FP8. `activations` are buffers for the rounded rows of `x`.
+    /// Same as [`Cublas::matmul`], in FP8.
     ///
     /// # Errors
-    /// Same as [`Cublas::matmul`]; or the buffers are too small.
+    /// Same as [`Cublas::matmul`].
     pub(crate) fn fp8(
         &self,
-        x: &Tensor,
+        x: &Fp8Rows,
         w: &Fp8Matrix,
         bias: Option<&Tensor>,
         out: &Tensor,
-        activations: &Fp8Activations,
     ) -> Result<()> {
-        let (rows, _) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
+        let (rows, _) = Operand::new(KERNEL, "x", &x.codes).dims2("[rows, k]")?;
         let lay_bias = || self.lay_bias(bias, rows, w.n, out);
         // The kernel for few rows has one order for all numbers of rows.
         let lt = (!self.has_fixed_order).then_some((&self.lt, &self.workspace));
-        super::fp8::product(x, w, bias, out, activations, lt, lay_bias)
+        super::fp8::product(x, w, bias, out, lt, lay_bias)
     }
 
     /// Same as [`Cublas::matmul`], but always by cuBLAS, for any number of rows.

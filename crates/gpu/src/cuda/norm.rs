@@ -2,22 +2,24 @@
 
 use candle_core::Tensor;
 
+use super::fp8::Fp8RowsArgs;
 use super::launch::{Address, CUstream, Launch};
-use crate::operands::{LayerNorm, RmsNorm};
+use crate::operands::{LayerNorm, RmsNorm, RowsOut};
 use candlepower_kernels::Result;
 use candlepower_kernels::operands::Operand;
 
 /// Computes `out = x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in f32 and rounded once.
 ///
 /// `x` and `out` are bf16 or f16 `[.., dim]`; `out` may be `x`. If they are `[.., groups, dim]`, the weight may be
-/// `[groups, dim]`. The CPU's reference implementation is [`candlepower_kernels::rms_norm_reference`].
+/// `[groups, dim]`. Rows in FP8 are `[rows, dim]`, with groups of all of a row or of 128. The CPU's reference implementation is
+/// [`candlepower_kernels::rms_norm_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
 ///
 /// Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
-pub fn rms_norm(x: &Tensor, norm: &RmsNorm<'_>, out: &Tensor) -> Result<()> {
-    launch("rms_norm", None, x, norm, out)
+pub fn rms_norm(x: &Tensor, norm: &RmsNorm<'_>, out: impl Into<RowsOut>) -> Result<()> {
+    launch("rms_norm", None, x, norm, &out.into())
 }
 
 /// Computes `residual = (residual + x) * scale`, then `out = rms_norm(residual)`. Shapes as in [`rms_norm`].
@@ -32,9 +34,9 @@ pub fn add_rms_norm(
     x: &Tensor,
     scale: f32,
     norm: &RmsNorm<'_>,
-    out: &Tensor,
+    out: impl Into<RowsOut>,
 ) -> Result<()> {
-    launch("add_rms_norm", Some((residual, scale)), x, norm, out)
+    launch("add_rms_norm", Some((residual, scale)), x, norm, &out.into())
 }
 
 fn launch(
@@ -42,7 +44,7 @@ fn launch(
     residual: Option<(&Tensor, f32)>,
     x: &Tensor,
     norm: &RmsNorm<'_>,
-    out: &Tensor,
+    out: &RowsOut,
 ) -> Result<()> {
     let launch = Launch::new(kernel, "x", x)?;
     let dims = x.dims();
@@ -53,6 +55,7 @@ fn launch(
         &Operand::new(kernel, "weight", norm.weight),
         dims,
     )?;
+    let (out, fp8) = Fp8RowsArgs::of(&launch, out, "x's shape", dims)?;
     let args = RmsNormArgs {
         x: launch.elements(("x", x), "[.., dim]", dims)?,
         residual: match residual {
@@ -60,7 +63,7 @@ fn launch(
             None => std::ptr::null_mut(),
         },
         weight: launch.elements(("weight", norm.weight), "[groups, dim]", weight_dims)?,
-        out: launch.elements(("out", out), "x's shape", dims)?,
+        out,
         rows: rows as i64,
         dim: dim as i32,
         dtype: launch.dtype_code(),
@@ -68,6 +71,7 @@ fn launch(
         weight_offset: norm.form.offset(),
         residual_scale: residual.map_or(1.0, |(_, scale)| scale),
         weight_rows: weight_rows as i32,
+        fp8,
     };
     // CUDA refuses a launch without blocks.
     if rows == 0 {
@@ -126,8 +130,9 @@ struct RmsNormArgs {
     weight_offset: f32,
     residual_scale: f32,
     weight_rows: i32,
+    fp8: Fp8RowsArgs,
 }
-const _: () = assert!(size_of::<RmsNormArgs>() == 64);
+const _: () = assert!(size_of::<RmsNormArgs>() == 88);
 
 /// Mirrors `LayerNormArgs` in rows.cu.
 #[repr(C)]

@@ -3,19 +3,16 @@
 use candle_core::Tensor;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
 
-use super::launch::{Address, CUstream, Launch};
+use super::launch::{Address, CUstream, Launch, VECTOR};
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::{Error, Result};
 
 /// Maximum number of rows that [`rows_product`] was made for. It takes more, but on a GPU cuBLAS is expected to be faster.
 pub const MAX_PRODUCT_ROWS: usize = 128;
 
-/// Elements of one copy to shared memory. `k` must be a multiple of it.
-const K_MULTIPLE: usize = 8;
-
 /// Whether [`rows_product`] was made for `rows` rows of `k` inputs.
 pub(super) const fn has_rows_product(rows: usize, k: usize) -> bool {
-    rows >= 1 && rows <= MAX_PRODUCT_ROWS && k > 0 && k.is_multiple_of(K_MULTIPLE)
+    rows >= 1 && rows <= MAX_PRODUCT_ROWS && k > 0 && k.is_multiple_of(VECTOR)
 }
 
 /// Computes `out = x @ w^T + bias`: `x` `[rows, k]`, `w` `[n, k]`, `bias` `[n]`, `out` `[rows, n]`, all bf16 or f16,
@@ -40,7 +37,7 @@ pub(super) fn rows_product(
     let launch = Launch::new(KERNEL, "x", x)?;
     let (rows, k) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
     let (n, _) = Operand::new(KERNEL, "w", w).dims2("[n, k]")?;
-    if k == 0 || !k.is_multiple_of(K_MULTIPLE) {
+    if k == 0 || !k.is_multiple_of(VECTOR) {
         let expected = "a positive multiple of 8";
         return Err(Error::Parameter { parameter: "k", value: k, expected });
     }

@@ -65,6 +65,56 @@ pub fn fp8_product(
     }
 }
 
+/// Rows of activations in FP8 on a device, as products read them.
+#[derive(Clone, Debug)]
+pub struct Fp8Rows {
+    /// e4m3 `[rows, k]`.
+    pub codes: Tensor,
+    /// f32 `[groups, rows]`: those of all rows for the first inputs first.
+    pub scales: Tensor,
+    /// How the rows are rounded.
+    pub rounding: Fp8Rounding,
+}
+
+/// Rows that an operation writes.
+#[derive(Clone, Debug)]
+pub enum RowsOut {
+    /// Rows in the element type.
+    Plain(Tensor),
+    /// Rows in FP8, for products that alone read them. Values are rounded to the element type first, so the bits are those of
+    /// rows in the element type that are rounded before a product.
+    Fp8(Fp8Rows),
+}
+
+impl RowsOut {
+    /// The rows as [`Matmul::run`](crate::Matmul::run) takes them: in the element type, or e4m3.
+    #[must_use]
+    pub fn tensor(&self) -> &Tensor {
+        match self {
+            Self::Plain(rows) => rows,
+            Self::Fp8(rows) => &rows.codes,
+        }
+    }
+}
+
+impl From<&Tensor> for RowsOut {
+    fn from(rows: &Tensor) -> Self {
+        Self::Plain(rows.clone())
+    }
+}
+
+impl From<&Fp8Rows> for RowsOut {
+    fn from(rows: &Fp8Rows) -> Self {
+        Self::Fp8(rows.clone())
+    }
+}
+
+impl From<&Self> for RowsOut {
+    fn from(rows: &Self) -> Self {
+        rows.clone()
+    }
+}
+
 /// An FP8 matrix `[n, k]` on a device, row by row, for products with activations in FP8.
 #[derive(Clone, Debug)]
 pub struct Fp8Matrix {
@@ -145,7 +195,6 @@ impl Fp8Matrix {
     }
 
     /// Inputs that share a scale of activations.
-    #[cfg(feature = "cuda")]
     pub(crate) fn group(&self) -> usize {
         match self.product {
             Fp8Product::Blocks => FP8_BLOCK,

@@ -2,11 +2,12 @@
 
 use candle_core::Tensor;
 use candlepower_kernels::operands::Operand;
-use candlepower_kernels::{Fp8Rounding, Result};
+use candlepower_kernels::{Fp8Rounding, Result, e4m3_rounded};
 
 use super::launch_on_gpu;
+use super::packed::rounded;
 use super::reference::Reference;
-use crate::operands::{HeadPadding, Matrix};
+use crate::operands::{Fp8Rows, HeadPadding, Matrix, RowsOut};
 
 /// Sets `out` to the rows of `x`, `[rows, k]`, rounded to FP8 by `rounding` and then to the element type. Both are bf16 or
 /// f16, and may be the same tensor. With `padding` the rows are padded heads: groups of inputs are counted without the
@@ -51,6 +52,46 @@ pub(super) fn round_padded(
     }
 }
 
+/// Writes rows in the element type, or rounds them to it and then to FP8.
+pub(super) fn write_rows(
+    reference: &Reference,
+    out: &RowsOut,
+    axes: &str,
+    dims: &[usize],
+    values: &[f32],
+) -> Result<()> {
+    let rows = match out {
+        RowsOut::Plain(out) => return reference.write(("out", out), axes, dims, values),
+        RowsOut::Fp8(rows) => rows,
+    };
+    let k = dims.last().copied().unwrap_or(1).max(1);
+    let (group, count) = (rows.rounding.scales.group(k).max(1), values.len() / k);
+    let mut codes = Vec::with_capacity(values.len());
+    let mut scales = vec![0f32; k.div_ceil(group) * count];
+    let halves: Vec<f32> = values.iter().map(|value| rounded(*value, reference.dtype())).collect();
+    for (row, values) in halves.chunks(k).enumerate() {
+        for (at, values) in values.chunks(group).enumerate() {
+            let scale = rows.rounding.scale_of(values);
+            codes.extend(values.iter().map(|value| e4m3_rounded(value / scale)));
+            let has_nan = values.iter().any(|value| value.is_nan());
+            scales[at * count + row] = if has_nan { f32::NAN } else { scale };
+        }
+    }
+    reference.write_cached(("codes", &rows.codes), axes, dims, &codes)?;
+    let dims = [k.div_ceil(group), count];
+    reference.write_f32s(("scales", &rows.scales), "[groups, rows]", &dims, &scales)
+}
+
+/// The values of rows in FP8.
+pub(super) fn values_of(rows: &Fp8Rows) -> Result<Vec<f32>> {
+    let (count, k) = Operand::new("matmul", "codes", &rows.codes).dims2("[rows, k]")?;
+    let group = rows.rounding.scales.group(k).max(1);
+    let codes: Vec<f32> = rows.codes.to_dtype(candle_core::DType::F32)?.flatten_all()?.to_vec1()?;
+    let scales: Vec<f32> = rows.scales.flatten_all()?.to_vec1()?;
+    let value = |(at, code): (usize, f32)| code * scales[at % k / group * count + at / k];
+    Ok(codes.into_iter().enumerate().map(value).collect())
+}
+
 impl Matrix {
     /// How activations are rounded to FP8 before a product with the matrix, if they are.
     #[must_use]
@@ -72,7 +113,7 @@ mod tests {
     use candlepower_layout::ActivationScales;
 
     use super::*;
-    use crate::{Fp8Matrix, Matmul, PackedMatrix};
+    use crate::{Fp8Matrix, Matmul, NormWeight, PackedMatrix, RmsNorm, gated_activation, rms_norm};
 
     const N: usize = 16;
     const K: usize = 64;
@@ -131,6 +172,43 @@ mod tests {
                 assert_eq!(found, product(&rounded), "{scales:?}");
             }
         }
+    }
+
+    /// Rows that a norm or an activation writes in FP8 have the product of those that it writes in the element type.
+    #[test]
+    fn rows_in_fp8_have_the_product_of_rows_that_are_rounded_before_it() {
+        let x: Vec<f32> = (0..2 * 2 * K).map(|at| (at * 31 % 89) as f32 / 29.0 - 1.5).collect();
+        let wide = Tensor::from_slice(&x, (2, 2 * K), &Device::Cpu).unwrap();
+        let wide = wide.to_dtype(DType::BF16).unwrap();
+        let narrow = wide.narrow(1, 0, K).unwrap().contiguous().unwrap();
+        let ones = Tensor::ones(K, DType::BF16, &Device::Cpu).unwrap();
+        let norm = RmsNorm { weight: &ones, form: NormWeight::OnePlus, eps: 1e-5 };
+        let matmul = Matmul::new(&Device::Cpu, 2, DType::BF16, 0, K).unwrap();
+        for scales in [ActivationScales::Row, ActivationScales::Fixed] {
+            let weight = weight(scales);
+            let matrix =
+                Matrix::Fp8(Fp8Matrix::new(&weight, (9, 0), &Device::Cpu).unwrap().unwrap());
+            let product = |rows: &RowsOut| -> Vec<f32> {
+                let out = Tensor::zeros((2, N), DType::BF16, &Device::Cpu).unwrap();
+                matmul.run(rows.tensor(), &matrix, None, &out).unwrap();
+                out.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+            };
+            let plain = RowsOut::Plain(narrow.zeros_like().unwrap());
+            let in_fp8 = || RowsOut::Fp8(matmul.fp8_rows(&matrix, 2).unwrap().unwrap());
+            for write in [
+                (&|out: &RowsOut| rms_norm(&narrow, &norm, out)) as &dyn Fn(&RowsOut) -> Result<()>,
+                &|out| gated_activation(&wide, candlepower_kernels::Activation::Silu, out),
+            ] {
+                write(&plain).unwrap();
+                let want = product(&plain);
+                let found = in_fp8();
+                write(&found).unwrap();
+                assert_eq!(product(&found), want, "{scales:?}");
+                assert!(want.iter().any(|value| *value != 0.0));
+            }
+        }
+        let unquantized = Matrix::Rows(narrow);
+        assert!(matmul.fp8_rows(&unquantized, 2).unwrap().is_none());
     }
 
     #[test]

@@ -4,13 +4,11 @@ use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::{Error, Fp8Rounding, Result, linear_reference};
 
-use super::fp8::{round_activations, round_padded};
+use super::fp8::{round_activations, round_padded, values_of, write_rows};
 use super::launch_on_gpu;
 use super::packed::rounded;
 use super::reference::Reference;
-#[cfg(feature = "cuda")]
-use crate::operands::FP8_BLOCK;
-use crate::operands::{HeadPadding, Matrix};
+use crate::operands::{FP8_BLOCK, Fp8Matrix, Fp8Rows, HeadPadding, Matrix};
 
 /// Buffers of matrix products, reserved once so that a product allocates nothing.
 #[derive(Debug)]
@@ -23,25 +21,21 @@ pub struct Matmul {
 
 /// Buffers for the activations of one product, flat: each product takes the first elements.
 #[derive(Debug)]
-pub(crate) struct Fp8Activations {
+struct Fp8Activations {
     /// Rounded activations in the model's dtype.
-    pub(crate) rounded: Tensor,
+    rounded: Tensor,
     /// e4m3 activations.
-    #[cfg(feature = "cuda")]
-    pub(crate) codes: Tensor,
+    codes: Tensor,
     /// f32: their scales, those of all rows for the first inputs first.
-    #[cfg(feature = "cuda")]
-    pub(crate) scales: Tensor,
+    scales: Tensor,
 }
 
 impl Fp8Activations {
     /// Buffers for `rows` rows of `width` inputs.
-    pub(crate) fn new(device: &Device, rows: usize, width: usize, dtype: DType) -> Result<Self> {
+    fn new(device: &Device, rows: usize, width: usize, dtype: DType) -> Result<Self> {
         Ok(Self {
             rounded: Tensor::zeros(rows * width, dtype, device)?,
-            #[cfg(feature = "cuda")]
             codes: Tensor::zeros(rows * width, DType::F8E4M3, device)?,
-            #[cfg(feature = "cuda")]
             scales: Tensor::zeros(rows * width.div_ceil(FP8_BLOCK), DType::F32, device)?,
         })
     }
@@ -51,7 +45,7 @@ impl Fp8Activations {
 ///
 /// # Errors
 /// The buffer is too small.
-pub(crate) fn part_of(buffer: &Tensor, dims: &[usize]) -> Result<Tensor> {
+fn part_of(buffer: &Tensor, dims: &[usize]) -> Result<Tensor> {
     let count = dims.iter().product();
     if count > buffer.elem_count() {
         let (value, expected) = (count, "at most what was reserved for activations in FP8");
@@ -118,6 +112,46 @@ impl Matmul {
         Ok(out)
     }
 
+    /// Where an operation writes `rows` rows that `reader` alone multiplies, if it multiplies rows in FP8. The buffer belongs to
+    /// all products: [`Matmul::run`] has to take the rows before another matrix in FP8 is multiplied by rows in the element type.
+    ///
+    /// # Errors
+    /// No memory was reserved for so many activations.
+    pub fn fp8_rows(&self, reader: &Matrix, rows: usize) -> Result<Option<Fp8Rows>> {
+        match reader {
+            Matrix::Fp8(reader) => Ok(Some(self.own_fp8_rows(reader, rows)?)),
+            Matrix::Rows(_) | Matrix::Packed(_) => Ok(None),
+        }
+    }
+
+    fn own_fp8_rows(&self, w: &Fp8Matrix, rows: usize) -> Result<Fp8Rows> {
+        let buffers = self.fp8_activations()?;
+        Ok(Fp8Rows {
+            codes: part_of(&buffers.codes, &[rows, w.k])?,
+            scales: part_of(&buffers.scales, &[w.k.div_ceil(w.group()), rows])?,
+            rounding: w.activations,
+        })
+    }
+
+    /// The rows of `x`, `[rows, k]`, in FP8, as `w` multiplies them.
+    fn in_fp8(&self, x: &Tensor, w: &Fp8Matrix) -> Result<Fp8Rows> {
+        let operand = Operand::new("matmul", "x", x);
+        let (rows, k) = operand.dims2("[rows, k]")?;
+        if k != w.k {
+            return Err(operand.shape_error(format!("[rows, k = {}]", w.k)));
+        }
+        let own = self.own_fp8_rows(w, rows)?;
+        if x.dtype() == DType::F8E4M3 {
+            return Ok(Fp8Rows { codes: x.clone(), ..own });
+        }
+        launch_on_gpu!(x, crate::cuda::quantize_activations(x, &own).map(|()| own));
+        let reference = Reference::new("matmul", "x", x)?;
+        let dims = [rows, k];
+        let values = reference.elements(("x", x), "[rows, k]", &dims)?;
+        write_rows(&reference, &(&own).into(), "[rows, k]", &dims, &values)?;
+        Ok(own)
+    }
+
     fn fp8_activations(&self) -> Result<&Fp8Activations> {
         let (value, expected) = (0, "inputs of matrices whose activations are rounded to FP8");
         let missing = Error::Parameter { parameter: "fp8_width", value, expected };
@@ -132,7 +166,8 @@ impl Matmul {
     /// element type first.
     ///
     /// Activations are rounded to FP8 first if the matrix says so. A [`Matrix::Packed`] then takes them in the element type,
-    /// rounded once more, and a [`Matrix::Fp8`] takes them as they are.
+    /// rounded once more, and a [`Matrix::Fp8`] takes them as they are. If `x` is e4m3, it is that of [`Matmul::fp8_rows`] for
+    /// `w`, and is not rounded again.
     ///
     /// # Errors
     /// An operand has the wrong dtype, shape, layout or device; `k` is no multiple of 8 with a fixed order on a GPU; or CUDA
@@ -149,10 +184,17 @@ impl Matmul {
                 Matrix::Packed(w) => {
                     cublas.packed(&self.rounded(x, w.activations, w.padding)?, w, bias, out)
                 }
-                Matrix::Fp8(w) => cublas.fp8(x, w, bias, out, self.fp8_activations()?),
+                Matrix::Fp8(w) => cublas.fp8(&self.in_fp8(x, w)?, w, bias, out),
             }
         });
-        let reference = Reference::new("matmul", "x", x)?;
+        let in_fp8 = match w {
+            Matrix::Fp8(w) => Some(self.in_fp8(x, w)?),
+            Matrix::Rows(_) | Matrix::Packed(_) => None,
+        };
+        let reference = match in_fp8 {
+            Some(_) => Reference::new("matmul", "out", out)?,
+            None => Reference::new("matmul", "x", x)?,
+        };
         let (rows, k) = Operand::new("matmul", "x", x).dims2("[rows, k]")?;
         let n = w.n();
         let matrix = w;
@@ -162,12 +204,12 @@ impl Matmul {
                 Operand::new("matmul", "x", x).shape_error(format!("[rows, k = {found_k}]"))
             );
         }
-        let mut x = reference.elements(("x", x), "[rows, k]", &[rows, k])?;
-        if let Some(rounding) = matrix.activations() {
-            let padding = if let Matrix::Packed(w) = matrix { w.padding } else { None };
-            round_padded(&mut x, k, &rounding, padding);
-        }
-        if matches!((matrix, matrix.activations()), (Matrix::Packed(_), Some(_))) {
+        let mut x = match &in_fp8 {
+            Some(rows) => values_of(rows)?,
+            None => reference.elements(("x", x), "[rows, k]", &[rows, k])?,
+        };
+        if let (Matrix::Packed(packed), Some(rounding)) = (matrix, matrix.activations()) {
+            round_padded(&mut x, k, &rounding, packed.padding);
             x.iter_mut().for_each(|value| *value = rounded(*value, reference.dtype()));
         }
         let bias = bias.map(|bias| reference.elements(("bias", bias), "[n]", &[n])).transpose()?;

@@ -7,22 +7,25 @@ use candlepower_kernels::{
     add_rms_norm_reference, gated_activation_reference, layer_norm_reference, rms_norm_reference,
 };
 
+use super::fp8::write_rows;
 use super::launch_on_gpu;
 use super::packed::rounded;
 use super::reference::Reference;
-use crate::operands::{LayerNorm, Matrix, RmsNorm};
+use crate::operands::{LayerNorm, Matrix, RmsNorm, RowsOut};
 
 /// Computes `out = x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in f32 and rounded once.
 ///
 /// `x` and `out` are bf16 or f16 `[.., dim]`; `out` may be `x`. If they are `[.., groups, dim]`, the weight may have a
-/// row for each group. The reference implementation is [`candlepower_kernels::rms_norm_reference`].
+/// row for each group. Rows in FP8 are `[rows, dim]`, with groups of all of a row or of 128. The reference implementation is
+/// [`candlepower_kernels::rms_norm_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
 ///
 /// Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
-pub fn rms_norm(x: &Tensor, norm: &RmsNorm<'_>, out: &Tensor) -> Result<()> {
-    launch_on_gpu!(x, crate::cuda::rms_norm(x, norm, out));
+pub fn rms_norm(x: &Tensor, norm: &RmsNorm<'_>, out: impl Into<RowsOut>) -> Result<()> {
+    let out = out.into();
+    launch_on_gpu!(x, crate::cuda::rms_norm(x, norm, &out));
     let reference = Reference::new("rms_norm", "x", x)?;
     let values = reference.elements(("x", x), "[.., dim]", x.dims())?;
     let (factors, dim) = (factors(&reference, x, norm)?, last_dim("rms_norm", x)?);
@@ -32,7 +35,7 @@ pub fn rms_norm(x: &Tensor, norm: &RmsNorm<'_>, out: &Tensor) -> Result<()> {
         .zip(weights)
         .flat_map(|(row, weight)| rms_norm_reference(row, weight, norm.eps))
         .collect();
-    reference.write(("out", out), "x's shape", x.dims(), &normed)
+    write_rows(&reference, &out, "x's shape", x.dims(), &normed)
 }
 
 /// Computes `residual = (residual + x) * scale`, then `out = rms_norm(residual)`. Shapes as in [`rms_norm`].
@@ -47,9 +50,10 @@ pub fn add_rms_norm(
     x: &Tensor,
     scale: f32,
     norm: &RmsNorm<'_>,
-    out: &Tensor,
+    out: impl Into<RowsOut>,
 ) -> Result<()> {
-    launch_on_gpu!(x, crate::cuda::add_rms_norm(residual, x, scale, norm, out));
+    let out = out.into();
+    launch_on_gpu!(x, crate::cuda::add_rms_norm(residual, x, scale, norm, &out));
     let reference = Reference::new("add_rms_norm", "x", x)?;
     let dims = x.dims();
     let added = reference.elements(("x", x), "[.., dim]", dims)?;
@@ -58,7 +62,7 @@ pub fn add_rms_norm(
     let (sum, _) = add_rms_norm_reference(&before, &added, scale, &weight, norm.eps);
     reference.write(("residual", residual), "x's shape", dims, &sum)?;
     // The norm reads the sum back, because it is taken of the rounded values.
-    rms_norm(residual, norm, out)
+    rms_norm(residual, norm, &out)
 }
 
 /// Computes `residual = (residual + x) * scale`, rounded once; both are bf16 or f16 of one shape.
@@ -127,13 +131,14 @@ pub fn activation(x: &Tensor, act: Activation, out: &Tensor) -> Result<()> {
 
 /// Computes `out = act(gate) * up` for `gate_up` `[tokens, 2 * inner]`, where the gate is the first half of each row.
 ///
-/// `out` is `[tokens, inner]`; both are bf16 or f16, and the computation is in f32. The reference implementation is
-/// [`candlepower_kernels::gated_activation_reference`].
+/// `out` is `[tokens, inner]`; both are bf16 or f16, and the computation is in f32. Rows in FP8 have groups of all of a row or
+/// of 128. The reference implementation is [`candlepower_kernels::gated_activation_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
-pub fn gated_activation(gate_up: &Tensor, act: Activation, out: &Tensor) -> Result<()> {
-    launch_on_gpu!(gate_up, crate::cuda::gated_activation(gate_up, act, out));
+pub fn gated_activation(gate_up: &Tensor, act: Activation, out: impl Into<RowsOut>) -> Result<()> {
+    let out = out.into();
+    launch_on_gpu!(gate_up, crate::cuda::gated_activation(gate_up, act, &out));
     let reference = Reference::new("gated_activation", "gate_up", gate_up)?;
     let operand = Operand::new("gated_activation", "gate_up", gate_up);
     let (tokens, width) = operand.dims2("[tokens, 2 * inner]")?;
@@ -141,7 +146,7 @@ pub fn gated_activation(gate_up: &Tensor, act: Activation, out: &Tensor) -> Resu
         reference.elements(("gate_up", gate_up), "[tokens, 2 * inner]", &[tokens, width])?;
     let activated: Vec<f32> =
         values.chunks(width).flat_map(|row| gated_activation_reference(row, act)).collect();
-    reference.write(("out", out), "[tokens, inner]", &[tokens, width / 2], &activated)
+    write_rows(&reference, &out, "[tokens, inner]", &[tokens, width / 2], &activated)
 }
 
 /// Computes `out[t, j] = act(x[t, j]) * by[t, first + j]`, in f32 and rounded once. `x` and `out` are

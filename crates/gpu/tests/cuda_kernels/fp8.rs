@@ -3,7 +3,8 @@
 use candle_core::{DType, Tensor};
 use candlepower_gpu::cuda::{self, has_fp8_matmul};
 use candlepower_gpu::{
-    Fp8Matrix, Fp8Product, Graph, HeadPadding, Matmul, Matrix, PackedMatrix, round_activations,
+    Fp8Matrix, Fp8Product, Fp8Rows, Graph, HeadPadding, Matmul, Matrix, PackedMatrix,
+    round_activations,
 };
 use candlepower_kernels::{
     Fp8Rounding, OffsetForm, Offsets, QuantFormat, QuantizedRows, ScaleForm, Weight, e4m3_bits,
@@ -81,6 +82,16 @@ pub(crate) fn round_fp8(gpu: &Gpu) {
     }
 }
 
+/// Memory for rows in FP8 that was not written.
+pub(crate) fn unwritten_rows(gpu: &Gpu, dims: [usize; 2], rounding: Fp8Rounding) -> Fp8Rows {
+    let [rows, k] = dims;
+    Fp8Rows {
+        codes: gpu.floats(&vec![1.0; rows * k], &dims, DType::F8E4M3),
+        scales: gpu.unwritten(&[k.div_ceil(rounding.scales.group(k)), rows], DType::F32),
+        rounding,
+    }
+}
+
 /// The bits of activations in FP8, and their scales.
 pub(crate) fn quantize_fp8(gpu: &Gpu) {
     let mut random = Random(62);
@@ -104,24 +115,22 @@ pub(crate) fn quantize_fp8(gpu: &Gpu) {
                 }
             }
             let on_gpu = gpu.floats(&x, &[rows, k], dtype);
-            let found = gpu.floats(&vec![1.0; rows * k], &[rows, k], DType::F8E4M3);
-            let of_found = gpu.unwritten(&[groups, rows], DType::F32);
-            cuda::quantize_activations(&on_gpu, &rounding, &found, &of_found).unwrap();
+            let found = unwritten_rows(gpu, [rows, k], rounding);
+            cuda::quantize_activations(&on_gpu, &found).unwrap();
             let what = format!("{scales:?} {rows} x {k}");
             let bits = |values: &[f32]| {
                 values.iter().map(|value| u32::from(e4m3_bits(*value))).collect::<Vec<_>>()
             };
-            gpu.assert_equal(&bits(&to_vec(&found)), &bits(&codes), &what);
-            assert_same_bits(&of_found, &of_groups, &what);
+            gpu.assert_equal(&bits(&to_vec(&found.codes)), &bits(&codes), &what);
+            assert_same_bits(&found.scales, &of_groups, &what);
         }
     }
     // A row of a fixed scale has the scale NaN if it has NaN.
     let x = gpu.floats(&[[1.0; 16], [f32::NAN; 16]].concat(), &[2, 16], DType::BF16);
     let rounding = Fp8Rounding { scales: ActivationScales::Fixed, fixed: 0.5 };
-    let codes = gpu.floats(&[0.0; 32], &[2, 16], DType::F8E4M3);
-    let scales = gpu.unwritten(&[1, 2], DType::F32);
-    cuda::quantize_activations(&x, &rounding, &codes, &scales).unwrap();
-    let found = to_vec(&scales);
+    let rows = unwritten_rows(gpu, [2, 16], rounding);
+    cuda::quantize_activations(&x, &rows).unwrap();
+    let found = to_vec(&rows.scales);
     assert!(found[0] == 0.5 && found[1].is_nan(), "{found:?}");
 }
 
@@ -224,12 +233,10 @@ pub(crate) fn fp8_product(gpu: &Gpu) {
             let (x, bias) = (gpu.floats(&x, &[most, k], dtype), gpu.floats(&bias, &[n], dtype));
             let of_rows = |first: usize, rows: usize| {
                 let x = x.narrow(0, first, rows).unwrap().contiguous().unwrap();
-                let codes = gpu.floats(&vec![1.0; rows * k], &[rows, k], DType::F8E4M3);
-                let groups = k.div_ceil(case.rounding.scales.group(k));
-                let scales = gpu.unwritten(&[groups, rows], DType::F32);
-                cuda::quantize_activations(&x, &case.rounding, &codes, &scales).unwrap();
+                let in_fp8 = unwritten_rows(gpu, [rows, k], case.rounding);
+                cuda::quantize_activations(&x, &in_fp8).unwrap();
                 let out = gpu.unwritten(&[rows, n], dtype);
-                cuda::fp8_product((&codes, &scales), &case.matrix, Some(&bias), &out).unwrap();
+                cuda::fp8_product(&in_fp8, &case.matrix, Some(&bias), &out).unwrap();
                 out
             };
             let all = to_vec(&of_rows(0, most));

@@ -10,6 +10,7 @@ mod attention;
 mod elements;
 mod experts;
 mod fp8;
+mod fp8_rows;
 mod gpu;
 mod latent;
 mod linear_attention;
@@ -31,7 +32,7 @@ use gpu::Gpu;
 /// A comparison over many shapes, which panics if kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 50] = [
+const COMPARISONS: [(&str, Comparison); 53] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("layer_norm", rows::layer_norm),
@@ -48,6 +49,9 @@ const COMPARISONS: [(&str, Comparison); 50] = [
     ("packed_embedding", packed::packed_embedding),
     ("round_fp8", fp8::round_fp8),
     ("quantize_fp8", fp8::quantize_fp8),
+    ("norms_in_fp8", fp8_rows::norms_in_fp8),
+    ("gated_in_fp8", fp8_rows::gated_in_fp8),
+    ("feed_forward_in_fp8", fp8_rows::feed_forward_in_fp8),
     ("fp8_product", fp8::fp8_product),
     ("fp8_matmul", fp8::fp8_matmul),
     ("route", experts::route),

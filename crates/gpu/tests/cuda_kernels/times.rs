@@ -26,6 +26,8 @@ use half::bf16;
 use crate::attention;
 use crate::gpu::{Gpu, Random};
 
+mod fp8;
+
 /// More than the L2 cache of any GPU.
 const BEYOND_CACHES: usize = 256 << 20;
 
@@ -42,10 +44,11 @@ const WIDE_HEADS: [usize; 3] = [32, 4, 512];
 /// A group of measurements.
 type Part = fn(&Times<'_>) -> Result<()>;
 
-const PARTS: [(&str, Part); 10] = [
+const PARTS: [(&str, Part); 11] = [
     ("uploads", uploads),
     ("products", products),
     ("quantized", quantized),
+    ("fp8", fp8::fp8),
     ("experts", experts),
     ("decode", decode),
     ("prefill", prefill),
@@ -386,7 +389,7 @@ fn rows(times: &Times<'_>) -> Result<()> {
     let (hidden, inner) = (times.size(HIDDEN), times.size(14336));
     let weight = times.noise(&[hidden])?;
     let norm = RmsNorm { weight: &weight, form: NormWeight::Plain, eps: 1e-5 };
-    for rows in [1, 64, 256].map(|rows| times.size(rows)) {
+    for rows in [1, 64, 256, 8192].map(|rows| times.size(rows)) {
         let [x, residual, out] = [(); 3].map(|()| times.noise(&[rows, hidden]));
         let (x, residual, out) = (x?, residual?, out?);
         // Two rows are read and two are written.

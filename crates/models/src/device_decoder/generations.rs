@@ -17,6 +17,8 @@ pub(super) enum Region {
     Normed,
     /// Per-layer embeddings.
     PerLayer,
+    /// Rows in FP8, in the buffer of all products in FP8.
+    Fp8,
     /// A buffer that the walk over the layers chooses.
     Of(Buffer),
 }
@@ -53,6 +55,13 @@ impl Generations {
     pub(super) fn write(&self, region: Region, result: &Tensor) {
         if cfg!(debug_assertions) {
             self.0.borrow_mut().write(region, result);
+        }
+    }
+
+    /// Begins a generation of a buffer, whose content is no result of an operation.
+    pub(super) fn overwrite(&self, region: Region) {
+        if cfg!(debug_assertions) {
+            *self.0.borrow_mut().newest.entry(region).or_default() += 1;
         }
     }
 

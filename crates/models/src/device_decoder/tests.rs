@@ -3,7 +3,9 @@
 // Only these builds have the check.
 #![cfg(debug_assertions)]
 
-use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
+use candlepower_checkpoint::{ActivationScales, Checkpoint, CheckpointFiles};
+use candlepower_gpu::Matmul;
+use candlepower_kernels::{OffsetForm, Offsets, QuantFormat, QuantizedRows, ScaleForm, Weight};
 
 use super::*;
 use crate::{LoadDtype, LoadFormat, LoadOptions, layers::Mixer, load_on_device};
@@ -31,7 +33,10 @@ fn with_ops(with: impl FnOnce(&DeviceOps<'_>, &Layers<Matrix>, Tensor)) {
         fp8_cache: false,
         deterministic: false,
     };
-    let workspace = model.workspace(size).unwrap();
+    let mut workspace = model.workspace(size).unwrap();
+    // The model has no products in FP8, but a test may.
+    workspace.matmul =
+        Matmul::new(&Device::Cpu, TOKENS, DType::F32, 0, model.spec().hidden_size).unwrap();
     let table = Tensor::arange(0, TOKENS as u32, &Device::Cpu).unwrap();
     let input = DeviceInput {
         token_ids: &table,
@@ -48,9 +53,9 @@ fn with_ops(with: impl FnOnce(&DeviceOps<'_>, &Layers<Matrix>, Tensor)) {
 #[test]
 fn results_are_valid_until_their_buffer_is_written_again() {
     with_ops(|ops, layers, residual| {
-        let normed = ops.norm(&residual, &layers.final_norm).unwrap();
+        let normed = ops.norm(&residual, &layers.final_norm, None).unwrap();
         let sum = ops.add(residual, &normed, 1.0).unwrap();
-        let again = ops.norm(&sum, &layers.final_norm).unwrap();
+        let again = ops.norm(&sum, &layers.final_norm, None).unwrap();
         ops.add(sum, &again, 1.0).unwrap();
     });
 }
@@ -59,9 +64,9 @@ fn results_are_valid_until_their_buffer_is_written_again() {
 #[should_panic(expected = "generation 1 of the buffer Normed is read, which was written again")]
 fn a_stale_result_is_found() {
     with_ops(|ops, layers, residual| {
-        let stale = ops.norm(&residual, &layers.final_norm).unwrap();
+        let stale = ops.norm(&residual, &layers.final_norm, None).unwrap();
         // The second norm writes the same buffer.
-        ops.norm(&residual, &layers.final_norm).unwrap();
+        ops.norm(&residual, &layers.final_norm, None).unwrap();
         let _ = ops.add(residual, &stale, 1.0);
     });
 }
@@ -71,10 +76,10 @@ fn a_stale_result_is_found() {
 fn a_clone_of_a_tensor_that_changed_in_place_is_found() {
     with_ops(|ops, layers, residual| {
         let clone = residual.clone();
-        let normed = ops.norm(&residual, &layers.final_norm).unwrap();
+        let normed = ops.norm(&residual, &layers.final_norm, None).unwrap();
         ops.add(residual, &normed, 1.0).unwrap();
         // The clone is a tensor with the same memory and the same generation as before.
-        let _ = ops.norm(&clone, &layers.final_norm);
+        let _ = ops.norm(&clone, &layers.final_norm, None);
     });
 }
 
@@ -85,5 +90,50 @@ fn an_operand_in_the_buffer_of_the_result_is_found() {
         let Mixer::Attention(attention) = &layers.layers[0].mixer else { unreachable!() };
         let qkv = ops.linear(&residual, &attention.qkv, Buffer::Wide, Reduce::Keep).unwrap();
         let _ = ops.linear(&qkv, &attention.qkv, Buffer::Wide, Reduce::Keep);
+    });
+}
+
+/// An FP8 matrix as wide as the model.
+fn fp8_matrix(width: usize) -> Matrix {
+    let form = ScaleForm { offsets: OffsetForm::None, ..ScaleForm::F32 };
+    let builder = Weight::quantized_builder(width, width, QuantFormat::E4m3, width, form).unwrap();
+    let mut builder = builder.with_activations(Some(ActivationScales::Row));
+    let rows = QuantizedRows {
+        format: QuantFormat::E4m3,
+        group: width,
+        bytes: &vec![0x38; width * width],
+        scales: &vec![1.0; width],
+        offsets: Offsets::None,
+        sub_scales: None,
+        inputs: None,
+    };
+    builder.write_quantized(0, rows).unwrap();
+    let matrix = gpu::Fp8Matrix::new(&builder.finish().unwrap(), (9, 0), &Device::Cpu);
+    Matrix::Fp8(matrix.unwrap().unwrap())
+}
+
+#[test]
+fn rows_in_fp8_have_the_product_of_plain_ones() {
+    with_ops(|ops, layers, residual| {
+        let linear = Linear { weight: fp8_matrix(ops.hidden), bias: None };
+        let product = |reader| -> Vec<f32> {
+            let normed = ops.norm(&residual, &layers.final_norm, reader).unwrap();
+            assert_eq!(normed.dtype() == DType::F8E4M3, reader.is_some());
+            let out = ops.linear(&normed, &linear, Buffer::Wide, Reduce::Keep).unwrap();
+            out.flatten_all().unwrap().to_vec1().unwrap()
+        };
+        let plain = product(None);
+        assert_eq!(product(Some(&linear.weight)), plain);
+    });
+}
+
+#[test]
+#[should_panic(expected = "of the buffer Fp8 is read, which was written again")]
+fn rows_in_fp8_are_stale_after_a_product_that_rounds_its_own() {
+    with_ops(|ops, layers, residual| {
+        let linear = Linear { weight: fp8_matrix(ops.hidden), bias: None };
+        let normed = ops.norm(&residual, &layers.final_norm, Some(&linear.weight)).unwrap();
+        ops.linear(&residual, &linear, Buffer::Wide, Reduce::Keep).unwrap();
+        let _ = ops.linear(&normed, &linear, Buffer::Inner, Reduce::Keep);
     });
 }

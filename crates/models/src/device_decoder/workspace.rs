@@ -224,6 +224,7 @@ impl Workspace {
                 let buffer = self.per_layer.as_ref();
                 buffer.expect("the workspace has a buffer for per-layer embeddings")
             }
+            Region::Fp8 => unreachable!("`Matmul::fp8_rows` gives the buffer of rows in FP8"),
             Region::Of(Buffer::Wide) => &self.wide,
             Region::Of(Buffer::Inner) => &self.inner,
             Region::Of(Buffer::Branch) => &self.branch,

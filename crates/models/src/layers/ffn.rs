@@ -62,6 +62,15 @@ impl<M: Matrix> Ffn<M> {
         })
     }
 
+    /// The matrix that alone reads the feed-forward's input, if there is one.
+    pub(crate) fn input_reader(&self) -> Option<&M> {
+        match self {
+            Self::Dense(mlp) => Some(&mlp.up.weight),
+            // The router reads it, too.
+            Self::Experts { .. } => None,
+        }
+    }
+
     pub(super) fn num_bytes(&self) -> usize {
         match self {
             Self::Dense(mlp) => mlp.num_bytes(),

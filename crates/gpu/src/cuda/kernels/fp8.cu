@@ -1,9 +1,7 @@
 // Rounding of activations to FP8 (e4m3) before a product: for products in FP8 the bits and the scales, for other products the
 // rounded values in the activations' own type. The reference implementation is `Fp8Rounding` in crates/kernels.
 
-#include <cuda_fp8.h>
-
-#include "common.cuh"
+#include "fp8_rows.cuh"
 
 namespace candlepower {
 
@@ -25,8 +23,6 @@ struct RoundArgs {
 static_assert(sizeof(RoundArgs) == 64, "as in src/cuda/fp8.rs");
 
 constexpr int32_t kRoundThreads = 256;
-constexpr float kE4m3Max = 448.0f;
-constexpr uint32_t kInfinity = 0x7f800000u;
 
 // The value of e4m3 nearest to `value`, ties to even, as `e4m3_rounded` in Rust.
 __device__ __forceinline__ float e4m3_rounded(float value) {
@@ -40,18 +36,6 @@ __device__ __forceinline__ float e4m3_rounded(float value) {
     rounded = __uint_as_float((size + 0x7ffffu + (size >> 20 & 1)) >> 20 << 20);
   }
   return copysignf(fminf(rounded, kE4m3Max), value);
-}
-
-// The scale of a group whose largest magnitude has the bits `largest`. The bits of NaN are above those of infinity.
-__device__ __forceinline__ float scale_of(uint32_t largest, float fixed) {
-  if (fixed != 0.0f) return fixed;
-  if (largest >= kInfinity) return NAN;
-  const float scale = __uint_as_float(largest) / kE4m3Max;
-  return scale == 0.0f ? 1.0f : scale;
-}
-
-__device__ __forceinline__ uint32_t warp_largest(uint32_t value) {
-  return warp_reduce(value, [](uint32_t a, uint32_t b) { return a > b ? a : b; });
 }
 
 // A block rounds a row. All its threads share a group of a whole row; otherwise each warp has groups of its own. With
@@ -79,33 +63,17 @@ __global__ void __launch_bounds__(kRoundThreads) round_kernel(RoundArgs args) {
     const int32_t end = begin + args.group < own ? begin + args.group : own;
     uint32_t largest = 0;
     for (int32_t i = begin + member * kWidth; i < end; i += kMembers * kWidth) {
-      const Vector<T, kWidth> values = load<kWidth>(x + place(i));
-#pragma unroll
-      for (int32_t j = 0; j < kWidth; ++j) {
-        const uint32_t size = __float_as_uint(static_cast<float>(values.at[j])) & 0x7fffffffu;
-        largest = size > largest ? size : largest;
-      }
+      largest = with_largest(largest, load<kWidth>(x + place(i)));
     }
-    if constexpr (kWholeRow) {
-      largest = block_reduce(largest, 0u, [](uint32_t v) { return warp_largest(v); });
-    } else {
-      largest = warp_largest(largest);
-    }
+    largest = kWholeRow ? block_largest(largest) : warp_largest(largest);
     const float scale = scale_of(largest, args.fixed);
-    // A product in FP8 reads NaN as a number, so the scale tells of it.
     if (args.codes != nullptr && member == 0) {
-      args.scales[static_cast<int64_t>(group) * args.rows + row] = largest > kInfinity ? NAN : scale;
+      args.scales[static_cast<int64_t>(group) * args.rows + row] = stored_scale(largest, scale);
     }
     for (int32_t i = begin + member * kWidth; i < end; i += kMembers * kWidth) {
       const Vector<T, kWidth> values = load<kWidth>(x + place(i));
       if (args.codes != nullptr) {
-        Vector<uint8_t, kWidth> codes;
-#pragma unroll
-        for (int32_t j = 0; j < kWidth; ++j) {
-          const float scaled = static_cast<float>(values.at[j]) / scale;
-          codes.at[j] = __nv_cvt_float_to_fp8(scaled, __NV_SATFINITE, __NV_E4M3);
-        }
-        store<kWidth>(args.codes + first_of_row + place(i), codes);
+        store_codes(args.codes + first_of_row + place(i), values, scale);
         continue;
       }
       Vector<T, kWidth> rounded;

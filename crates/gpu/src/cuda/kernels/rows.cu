@@ -1,8 +1,8 @@
-// Row-wise kernels: norms, RMS norm with the residual addition, activations, gathers. They are bound by memory, so each
-// makes one pass over it where it can, with 16-byte accesses where the rows are aligned. Arithmetic is in f32 and is
-// rounded once, at the store.
+// Row-wise kernels: norms, RMS norm with the residual addition, gathers. They are bound by memory, so each makes one pass
+// over it where it can, with 16-byte accesses where the rows are aligned. Arithmetic is in f32 and is rounded once, at the
+// store. RMS norms can be written in FP8 for the products that alone read them.
 
-#include "common.cuh"
+#include "fp8_rows.cuh"
 
 namespace candlepower {
 
@@ -15,7 +15,7 @@ struct RmsNormArgs {
   const void* x;       // [rows, dim]
   void* residual;      // [rows, dim], becomes (residual + x) * residual_scale; null: nothing is added
   const void* weight;  // [weight_rows, dim]; row i of x uses row i % weight_rows
-  void* out;           // [rows, dim], may be x
+  void* out;           // [rows, dim], may be x; null with FP8
   int64_t rows;
   int32_t dim;
   int32_t dtype;
@@ -23,12 +23,13 @@ struct RmsNormArgs {
   float weight_offset;  // 1 where the model multiplies by 1 + weight, else 0
   float residual_scale;
   int32_t weight_rows;
+  Fp8Rows fp8;  // written instead of `out`
 };
-static_assert(sizeof(RmsNormArgs) == 64, "as in src/cuda/norm.rs");
+static_assert(sizeof(RmsNormArgs) == 88, "as in src/cuda/norm.rs");
 
 // One block per row. The norm is taken of the sum as it is stored, after rounding, so that this layer sees the same
 // residual as the layers after it.
-template <typename T, int32_t N>
+template <typename T, int32_t N, RowsAs kAs>
 __global__ void __launch_bounds__(kMaxNormThreads) rms_norm_kernel(RmsNormArgs args) {
   const int64_t start = static_cast<int64_t>(blockIdx.x) * args.dim;
   const T* x = static_cast<const T*>(args.x) + start;
@@ -64,14 +65,26 @@ __global__ void __launch_bounds__(kMaxNormThreads) rms_norm_kernel(RmsNormArgs a
   const float scale = rsqrtf(block_sum(squares) / args.dim + args.eps);
 
   const T* source = residual == nullptr ? x : residual;
-  for (int32_t i = first; i < args.dim; i += step) {
+  const auto normed = [&](int32_t i) {
     Vector<T, N> values = i == first ? first_values : load<N>(source + i);
     const Vector<T, N> weights = i == first ? elements<T, N>(first_weights) : load<N>(weight + i);
     for (int32_t j = 0; j < N; ++j) {
       const float factor = static_cast<float>(weights.at[j]) + args.weight_offset;
       values.at[j] = T(static_cast<float>(values.at[j]) * scale * factor);
     }
-    store<N>(out + i, values);
+    return values;
+  };
+  if constexpr (kAs == RowsAs::kHalves) {
+    for (int32_t i = first; i < args.dim; i += step) store<N>(out + i, normed(i));
+  } else if constexpr (kAs == RowsAs::kFp8Rows) {
+    store_fp8_row<T, N, 1>(args.fp8, blockIdx.x, args.dim, normed);
+  } else {
+    // All lanes of a warp make the same number of turns, because the lanes of a group share its scale.
+    for (int32_t base = 0; base < args.dim; base += step) {
+      const int32_t i = base + first;
+      const bool is_inside = i < args.dim;
+      store_fp8_group(args.fp8, blockIdx.x, args.rows, args.dim, i, is_inside, normed(is_inside ? i : 0));
+    }
   }
 }
 
@@ -133,138 +146,6 @@ __global__ void __launch_bounds__(kMaxNormThreads) layer_norm_kernel(LayerNormAr
   }
 }
 
-// ---- Activations -----------------------------------------------------------------------------------
-
-// The values are those of Activation in Rust.
-enum class Activation : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kSwigluOai = 3, kRelu = 4, kReluSquared = 5 };
-
-// Constants of kSwigluOai: the limit of both halves, and the factor in its sigmoid.
-constexpr float kSwigluLimit = 7.0f;
-constexpr float kSwigluAlpha = 1.702f;
-
-struct GatedActivationArgs {
-  const void* gate;  // [tokens, gate_width], of which the first `inner` columns are used
-  const void* up;    // [tokens, up_width], likewise
-  void* out;         // [tokens, inner], may be the gate
-  int64_t tokens;
-  int32_t inner;
-  int32_t gate_width;
-  int32_t up_width;
-  int32_t dtype;
-  int32_t activation;
-  int32_t padding;
-};
-static_assert(sizeof(GatedActivationArgs) == 56, "as in src/cuda/activation.rs");
-
-struct ActivationArgs {
-  const void* x;  // [count]
-  void* out;      // [count], may be x
-  int64_t count;
-  int32_t dtype;
-  int32_t activation;
-};
-static_assert(sizeof(ActivationArgs) == 32, "as in src/cuda/activation.rs");
-
-template <Activation kActivation>
-__device__ __forceinline__ float activate(float x) {
-  if constexpr (kActivation == Activation::kSilu) return x / (1.0f + expf(-x));
-  if constexpr (kActivation == Activation::kGelu) return 0.5f * x * (1.0f + erff(x * 0.70710678f));
-  if constexpr (kActivation == Activation::kSwigluOai) {
-    const float bounded = fminf(x, kSwigluLimit);
-    return bounded / (1.0f + expf(-kSwigluAlpha * bounded));
-  }
-  if constexpr (kActivation == Activation::kRelu) return fmaxf(x, 0.0f);
-  if constexpr (kActivation == Activation::kReluSquared) {
-    const float positive = fmaxf(x, 0.0f);
-    return positive * positive;
-  }
-  // sqrt(2 / pi) (x + 0.044715 x^3)
-  return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
-}
-
-// The factor that a gate's activation is multiplied by.
-template <Activation kActivation>
-__device__ __forceinline__ float gated_value(float up) {
-  if constexpr (kActivation != Activation::kSwigluOai) return up;
-  return fmaxf(fminf(up, kSwigluLimit), -kSwigluLimit) + 1.0f;
-}
-
-// A grid-stride loop: each thread computes N neighbouring outputs at a time.
-template <typename T, int32_t N, Activation kActivation>
-__global__ void gated_activation_kernel(GatedActivationArgs args) {
-  const int32_t per_row = args.inner / N;
-  const int64_t total = args.tokens * per_row;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  wait_for_inputs();
-  let_next_start();
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < total; i += step) {
-    const int64_t token = i / per_row;
-    const int32_t column = static_cast<int32_t>(i % per_row) * N;
-    Vector<T, N> gate = load<N>(static_cast<const T*>(args.gate) + token * args.gate_width + column);
-    const Vector<T, N> up = load<N>(static_cast<const T*>(args.up) + token * args.up_width + column);
-    for (int32_t j = 0; j < N; ++j) {
-      const float activated = activate<kActivation>(static_cast<float>(gate.at[j]));
-      gate.at[j] = T(activated * gated_value<kActivation>(static_cast<float>(up.at[j])));
-    }
-    store<N>(static_cast<T*>(args.out) + token * args.inner + column, gate);
-  }
-}
-
-// The same without a gate.
-template <typename T, int32_t N, Activation kActivation>
-__global__ void activation_kernel(ActivationArgs args) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x * N;
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
-  wait_for_inputs();
-  let_next_start();
-  for (int64_t i = first; i < args.count; i += step) {
-    Vector<T, N> values = load<N>(static_cast<const T*>(args.x) + i);
-    for (int32_t j = 0; j < N; ++j) {
-      values.at[j] = T(activate<kActivation>(static_cast<float>(values.at[j])));
-    }
-    store<N>(static_cast<T*>(args.out) + i, values);
-  }
-}
-
-// Calls `launch` with the activation as a compile-time constant.
-template <typename Launch>
-void with_activation(int32_t activation, Launch launch) {
-  switch (static_cast<Activation>(activation)) {
-    case Activation::kSilu: launch(std::integral_constant<Activation, Activation::kSilu>{}); break;
-    case Activation::kGelu: launch(std::integral_constant<Activation, Activation::kGelu>{}); break;
-    case Activation::kGeluTanh:
-      launch(std::integral_constant<Activation, Activation::kGeluTanh>{});
-      break;
-    case Activation::kSwigluOai:
-      launch(std::integral_constant<Activation, Activation::kSwigluOai>{});
-      break;
-    case Activation::kRelu: launch(std::integral_constant<Activation, Activation::kRelu>{}); break;
-    case Activation::kReluSquared:
-      launch(std::integral_constant<Activation, Activation::kReluSquared>{});
-      break;
-  }
-}
-
-constexpr int32_t kActivationThreads = 256;
-
-template <typename T, int32_t N>
-void launch_gated_activation(const GatedActivationArgs& args, cudaStream_t stream) {
-  const uint32_t grid = grid_for(args.tokens * (args.inner / N), kActivationThreads);
-  with_activation(args.activation, [&](auto act) {
-    constexpr Activation kAct = decltype(act)::value;
-    launch_early(gated_activation_kernel<T, N, kAct>, grid, kActivationThreads, stream, args);
-  });
-}
-
-template <typename T, int32_t N>
-void launch_activation(const ActivationArgs& args, cudaStream_t stream) {
-  const uint32_t grid = grid_for(args.count / N, kActivationThreads);
-  with_activation(args.activation, [&](auto act) {
-    constexpr Activation kAct = decltype(act)::value;
-    launch_early(activation_kernel<T, N, kAct>, grid, kActivationThreads, stream, args);
-  });
-}
-
 // ---- Gathers ---------------------------------------------------------------------------------------
 
 struct GatherArgs {
@@ -310,14 +191,21 @@ __global__ void gather_kernel(GatherArgs args) {
 using namespace candlepower;
 
 extern "C" int32_t candlepower_rms_norm(const RmsNormArgs* args, cudaStream_t stream) {
+  const bool in_fp8 = args->fp8.codes != nullptr;
+  if (in_fp8 && !fits<kVectorWidth<__half>>(args->fp8, args->dim)) return cudaErrorInvalidValue;
   return with_half_type(args->dtype, [&](auto zero) {
     using T = decltype(zero);
     constexpr int32_t N = kVectorWidth<T>;
     const auto rows = static_cast<uint32_t>(args->rows);
-    if (args->dim % N == 0) {
-      launch_early(rms_norm_kernel<T, N>, rows, threads_for(args->dim / N, kMaxNormThreads), stream, *args);
+    const int32_t threads = threads_for(args->dim / N, kMaxNormThreads);
+    if (in_fp8) {
+      const bool is_row = args->fp8.group >= args->dim;
+      launch_early(is_row ? rms_norm_kernel<T, N, RowsAs::kFp8Rows> : rms_norm_kernel<T, N, RowsAs::kFp8Groups>, rows,
+                   threads, stream, *args);
+    } else if (args->dim % N == 0) {
+      launch_early(rms_norm_kernel<T, N, RowsAs::kHalves>, rows, threads, stream, *args);
     } else {
-      launch_early(rms_norm_kernel<T, 1>, rows, threads_for(args->dim, kMaxNormThreads), stream, *args);
+      launch_early(rms_norm_kernel<T, 1, RowsAs::kHalves>, rows, threads_for(args->dim, kMaxNormThreads), stream, *args);
     }
   });
 }
@@ -331,32 +219,6 @@ extern "C" int32_t candlepower_layer_norm(const LayerNormArgs* args, cudaStream_
       launch_early(layer_norm_kernel<T, N>, rows, threads_for(args->dim / N, kMaxNormThreads), stream, *args);
     } else {
       launch_early(layer_norm_kernel<T, 1>, rows, threads_for(args->dim, kMaxNormThreads), stream, *args);
-    }
-  });
-}
-
-extern "C" int32_t candlepower_activation(const ActivationArgs* args, cudaStream_t stream) {
-  return with_half_type(args->dtype, [&](auto zero) {
-    using T = decltype(zero);
-    constexpr int32_t N = kVectorWidth<T>;
-    if (args->count % N == 0) {
-      launch_activation<T, N>(*args, stream);
-    } else {
-      launch_activation<T, 1>(*args, stream);
-    }
-  });
-}
-
-extern "C" int32_t candlepower_gated_activation(const GatedActivationArgs* args, cudaStream_t stream) {
-  return with_half_type(args->dtype, [&](auto zero) {
-    using T = decltype(zero);
-    constexpr int32_t N = kVectorWidth<T>;
-    // `up` may start at any column of a wider row, so its alignment is checked.
-    const bool aligned = reinterpret_cast<uintptr_t>(args->up) % (N * sizeof(T)) == 0;
-    if (aligned && args->inner % N == 0 && args->gate_width % N == 0 && args->up_width % N == 0) {
-      launch_gated_activation<T, N>(*args, stream);
-    } else {
-      launch_gated_activation<T, 1>(*args, stream);
     }
   });
 }
