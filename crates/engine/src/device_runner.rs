@@ -58,6 +58,11 @@ impl DeviceRunner {
     ) -> Result<Self> {
         let device = model.device().clone();
         let workspace = model.workspace(size)?;
+        match workspace.describe_prefill() {
+            Some(line) if line.is_refused => tracing::warn!("{}", line.text),
+            Some(line) => tracing::info!("{}", line.text),
+            None => {}
+        }
         let swap = SwapSpace::new(&workspace, num_swap_blocks)?;
         Ok(Self {
             workspace,

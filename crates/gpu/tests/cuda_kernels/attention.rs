@@ -519,6 +519,11 @@ impl Step {
         }
     }
 
+    /// The same without attention sinks.
+    pub(crate) fn without_sinks(self) -> Self {
+        Self { sinks: None, ..self }
+    }
+
     /// The same q and cache with other sequences.
     fn with_lengths(&self, random: &mut Random, seqs: &[(usize, usize)]) -> Self {
         Self { meta: metadata(random, &self.config, seqs), ..self.clone() }

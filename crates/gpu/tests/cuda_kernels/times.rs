@@ -14,7 +14,7 @@ use candle_core::{DType, Tensor};
 use candlepower_gpu::cuda::{self, Cublas, DecodeKernel};
 use candlepower_gpu::{
     self as gpu, AttentionSpec, AttentionStep, ExpertMatrices, Graph, LaunchShape, Matrix,
-    NormWeight, PackedMatrix, PagedCache, PlanCapacity, RmsNorm, Routing, SamplerRow,
+    NormWeight, PackedMatrix, PagedCache, PlanCapacity, PrefillKernel, RmsNorm, Routing, SamplerRow,
     SamplingBatch, SamplingOutput, SamplingScratch, StatePool, StateTables, Uploads,
 };
 use candlepower_kernels::{
@@ -42,13 +42,14 @@ const WIDE_HEADS: [usize; 3] = [32, 4, 512];
 /// A group of measurements.
 type Part = fn(&Times<'_>) -> Result<()>;
 
-const PARTS: [(&str, Part); 10] = [
+const PARTS: [(&str, Part); 11] = [
     ("uploads", uploads),
     ("products", products),
     ("quantized", quantized),
     ("experts", experts),
     ("decode", decode),
     ("prefill", prefill),
+    ("prefill_hopper", prefill_hopper),
     ("wide", wide),
     ("linear_attention", linear_attentions),
     ("rows", rows),
@@ -300,22 +301,59 @@ fn experts(times: &Times<'_>) -> Result<()> {
 
 /// Decodes by both kernels.
 fn decode(times: &Times<'_>) -> Result<()> {
-    for (seqs, context) in [(1, 1000), (1, 8000), (16, 1000), (64, 1000), (256, 1000)] {
+    // From 32,000 positions on, FlashInfer's planner divides one context among all multiprocessors.
+    for (seqs, context) in [
+        (1, 1000),
+        (1, 8000),
+        (16, 1000),
+        (64, 1000),
+        (256, 1000),
+        (1, 32_000),
+        (8, 32_000),
+        (1, 128_000),
+        (8, 128_000),
+    ] {
         let seqs = vec![(1, times.size(context)); if times.small { 2 } else { seqs }];
         for cache_dtype in [DType::BF16, DType::F8E4M3] {
             for kernel in [DecodeKernel::CudaCores, DecodeKernel::TensorCores] {
-                attend(times, HEADS, &seqs, cache_dtype, kernel)?;
+                let kernels = (kernel, PrefillKernel::Fa2);
+                attend(times, HEADS, &seqs, cache_dtype, kernels)?;
             }
         }
     }
     Ok(())
 }
 
-/// A prompt alone, and a chunk after a long context.
+/// A prompt alone, a chunk after a long context, and prompts together.
 fn prefill(times: &Times<'_>) -> Result<()> {
-    for (queries, context) in [(1024, 1024), (8192, 8192), (2048, 16384)] {
-        let seqs = [(times.size(queries), times.size(context))];
-        attend(times, HEADS, &seqs, DType::BF16, DecodeKernel::TensorCores)?;
+    prompts(times, PrefillKernel::Fa2)
+}
+
+/// The same by FlashInfer's kernel for Hopper. It has never run, and would hold up the other parts if it had no end. So it runs
+/// if `CANDLEPOWER_PREFILL_ATTENTION` asks for it.
+fn prefill_hopper(times: &Times<'_>) -> Result<()> {
+    if PrefillKernel::asked_for()? == PrefillKernel::Fa2 {
+        println!("prompts on Hopper: CANDLEPOWER_PREFILL_ATTENTION=hopper measures them");
+        return Ok(());
+    }
+    if cuda::hopper_capability().is_none() {
+        println!("prompts on Hopper: this build has no kernel for them");
+        return Ok(());
+    }
+    prompts(times, PrefillKernel::Hopper)
+}
+
+fn prompts(times: &Times<'_>, kernel: PrefillKernel) -> Result<()> {
+    for (seqs, queries, context) in [
+        (1, 1024, 1024),
+        (8, 1000, 1000),
+        (1, 8192, 8192),
+        (1, 2048, 16384),
+        (1, 32_768, 32_768),
+    ] {
+        let seq = (times.size(queries), times.size(context));
+        let seqs = vec![seq; if times.small { 1 } else { seqs }];
+        attend(times, HEADS, &seqs, DType::BF16, (DecodeKernel::TensorCores, kernel))?;
     }
     Ok(())
 }
@@ -326,7 +364,8 @@ fn wide(times: &Times<'_>) -> Result<()> {
         for (seqs, queries, context) in [(1, 1, 8000), (64, 1, 1000), (1, 2048, 2048)] {
             let seq = (times.size(queries), times.size(context));
             let seqs = vec![seq; times.size(seqs)];
-            attend(times, WIDE_HEADS, &seqs, cache_dtype, DecodeKernel::CudaCores)?;
+            let kernels = (DecodeKernel::CudaCores, PrefillKernel::Fa2);
+            attend(times, WIDE_HEADS, &seqs, cache_dtype, kernels)?;
         }
     }
     Ok(())
@@ -337,7 +376,7 @@ fn attend(
     [heads, num_kv_heads, head_dim]: [usize; 3],
     seqs: &[(usize, usize)],
     cache_dtype: DType,
-    decode_kernel: DecodeKernel,
+    (decode_kernel, prefill_kernel): (DecodeKernel, PrefillKernel),
 ) -> Result<()> {
     let block_size = 16;
     let (queries, context) = seqs[0];
@@ -364,13 +403,18 @@ fn attend(
     };
     let plan = cuda::AttentionPlan::new(times.gpu.device(), spec, &config, capacity)?;
     let mut plan = plan.with_decode_kernel(decode_kernel);
+    if prefill_kernel == PrefillKernel::Hopper {
+        plan = plan.with_hopper_for_all_prompts()?;
+    }
     let meta = attention::metadata(&mut Random(10), &config, seqs);
     let launch = if queries == 1 { LaunchShape::Fixed } else { LaunchShape::Fitted };
     plan.prepare(&AttentionStep { meta: &meta, tokens, launch })?;
     let params = PagedAttention { scale: 0.09, window: None, softcap: None };
-    let kernel = if queries == 1 { decode_kernel } else { DecodeKernel::TensorCores };
-    let what =
-        format!("{} seqs, {queries} of {context} in {cache_dtype:?}, {kernel:?}", seqs.len());
+    let kernel = match queries {
+        1 => format!("{decode_kernel:?}"),
+        _ => format!("{prefill_kernel:?}"),
+    };
+    let what = format!("{} seqs, {queries} of {context} in {cache_dtype:?}, {kernel}", seqs.len());
     let what = if head_dim > 128 { format!("{what}, heads of {head_dim}") } else { what };
     // Average number of positions that a query attends to: those before the middle of the queries.
     let pairs = tokens * (context - (queries - 1) / 2);
