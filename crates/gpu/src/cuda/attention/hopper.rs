@@ -25,7 +25,7 @@ const NUM_BLOCKS: usize = 61;
 const BLOCK_STEP: usize = 23;
 
 /// Largest difference of a row, as a part of its largest element. Softmax weights and outputs are rounded to bf16, which
-/// takes about 0.006.
+/// takes up to 0.009 on the emulated GPU.
 const TOLERANCE: f32 = 0.02;
 
 /// The compute capability that the kernel for Hopper was compiled for; `None` if it was not compiled.
@@ -70,12 +70,8 @@ pub fn hopper_trial(device: &Device, head_dim: usize, kernel: PrefillKernel) -> 
         head_dim,
         latent: None,
     };
-    let spec = AttentionSpec {
-        heads: HEADS,
-        window: None,
-        dtype: DType::BF16,
-        cache_dtype: DType::BF16,
-    };
+    let spec =
+        AttentionSpec { heads: HEADS, window: None, dtype: DType::BF16, cache_dtype: DType::BF16 };
     let capacity = PlanCapacity {
         max_seqs: SEQS.len(),
         max_pages: NUM_BLOCKS,
@@ -96,7 +92,9 @@ pub fn hopper_trial(device: &Device, head_dim: usize, kernel: PrefillKernel) -> 
         let values: Vec<f32> = (0..dims.iter().product::<usize>() as u32)
             .map(|at| value(at.wrapping_add(seed << 24)))
             .collect();
-        Ok(Tensor::from_vec(values, dims, &Device::Cpu)?.to_dtype(DType::BF16)?.to_device(device)?)
+        Ok(Tensor::from_vec(values, dims, &Device::Cpu)?
+            .to_dtype(DType::BF16)?
+            .to_device(device)?)
     };
     let cache_dims = [NUM_BLOCKS, KV_HEADS, BLOCK_SIZE, head_dim];
     let layer = PagedLayer {

@@ -14,11 +14,11 @@ use candle_core::{CudaDevice, DType, Device, Tensor};
 use super::super::elements::scale_and_cap;
 use super::super::launch::{Address, Launch, describe};
 use super::super::staging::after_copies;
-use super::hopper::hopper_capability;
 use super::ffi::{
     Buffers, Functions, Kernel, MESSAGE_BYTES, PLAN_WORDS, PlanArgs, REFUSED, RunArgs, Shape,
     SinkArgs, candlepower_weigh_sinks,
 };
+use super::hopper::hopper_capability;
 use super::support::{check, check_latent, decode_kernel};
 use super::tables::TableLayout;
 use crate::operands::{

@@ -50,7 +50,11 @@ pub(super) fn check(spec: &AttentionSpec, cache: &KvCacheConfig) -> Result<()> {
 
 /// Refuses what FlashInfer's kernel for latents does not support on a device whose thread blocks have `block_bytes`
 /// bytes of shared memory.
-pub(super) fn check_latent(spec: &AttentionSpec, capacity: &PlanCapacity, block_bytes: i32) -> Result<()> {
+pub(super) fn check_latent(
+    spec: &AttentionSpec,
+    capacity: &PlanCapacity,
+    block_bytes: i32,
+) -> Result<()> {
     let error = |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
     if spec.heads > MAX_LATENT_HEADS {
         return error("heads", spec.heads, "at most 128 on a GPU where latents are kept");
