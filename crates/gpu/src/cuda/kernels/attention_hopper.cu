@@ -10,8 +10,8 @@
 
 #include "attention_args.cuh"
 
-// build.rs defines this for compute capability 9.0. Of programs that are only linked, one instance shows that everything
-// compiles.
+// build.rs defines this for compute capability 9.0. One instance shows that everything compiles, where programs are only
+// linked.
 #if defined(CANDLEPOWER_HOPPER_ATTENTION) && !(defined(CANDLEPOWER_LINK_ONLY) && CANDLEPOWER_HEAD_DIM != 64)
 #define CANDLEPOWER_HAS_KERNEL
 
@@ -107,7 +107,8 @@ cudaError_t run_hopper(const RunArgs& args, cudaStream_t stream) {
   const AttentionShape& shape = args.shape;
   if (!driver_describes_tensors()) return cudaErrorNotSupported;
   // CUTLASS aborts the process for other descriptors.
-  const bool describable = shape.tokens >= 1 && shape.heads >= 1 && reinterpret_cast<uintptr_t>(args.q) % 16 == 0;
+  const bool describable =
+      shape.tokens >= 1 && shape.heads >= 1 && reinterpret_cast<uintptr_t>(args.q) % 16 == 0;
   const bool computes = shape.dtype == 0 && shape.fp8_cache == 0 && shape.window_left < 0 &&
                         shape.fixed_launch == 0 && args.softcap == 0.0f;
   if (!describable || !computes) return cudaErrorInvalidValue;
