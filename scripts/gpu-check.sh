@@ -393,6 +393,8 @@ measure() {
   guided guided --max-model-len 2048
   guided guided-prism --max-model-len 2048 --framework prism
   bench qwen "${qwen[@]}" --batch 1,64,256 --input-tokens 128 --output-tokens 128
+  # Graphs of decodes that do not divide short contexts.
+  CANDLEPOWER_WHOLE_CONTEXTS=512 bench qwen-whole-contexts "${qwen[@]}" --batch 1,64,256 --input-tokens 128 --output-tokens 128
   bench qwen-eager "${qwen[@]}" --batch 1,64 --input-tokens 128 --output-tokens 64 --enforce-eager
   # Compilation takes most of the time.
   TEST_SECONDS=420

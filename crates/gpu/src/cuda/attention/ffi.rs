@@ -35,7 +35,7 @@ pub(super) struct Shape {
     pub(super) window_left: i32,
     pub(super) fixed_launch: i32,
     pub(super) fp8_cache: i32,
-    pub(super) padding: i32,
+    pub(super) whole_contexts: i32,
 }
 
 /// Mirrors `PlanArgs` in attention.cuh.

@@ -479,9 +479,9 @@ impl AttentionPlan {
             // FlashInfer counts the positions to the left of the query, without the query itself. -1 is no
             // window.
             window_left: self.spec.window.map_or(-1, |window| window as i32 - 1),
-            fixed_launch: i32::from(step.launch == LaunchShape::Fixed),
+            fixed_launch: i32::from(step.launch.is_fixed()),
             fp8_cache: i32::from(self.spec.cache_dtype == DType::F8E4M3),
-            padding: 0,
+            whole_contexts: i32::from(step.launch == LaunchShape::FixedWhole),
         };
         let mut words = [0i64; PLAN_WORDS];
         let mut message: [c_char; MESSAGE_BYTES] = [0; MESSAGE_BYTES];

@@ -48,7 +48,7 @@ struct AttentionShape {
   int32_t window_left;  // number of positions before its own that a query attends to; -1: all
   int32_t fixed_launch;  // 1: launch parameters depend on `seqs` and `tokens` alone, for CUDA graphs
   int32_t fp8_cache;     // 1: keys and values are e4m3
-  int32_t padding;
+  int32_t whole_contexts;  // 1: attention_prefill.cu divides no context among thread blocks
 };
 
 struct PlanArgs {
