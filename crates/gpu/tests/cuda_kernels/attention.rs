@@ -465,7 +465,7 @@ pub(crate) struct Step {
     meta: AttentionMetadata,
     q: Vec<f32>,
     /// One sink logit for each query head.
-    sinks: Option<Vec<f32>>,
+    pub(crate) sinks: Option<Vec<f32>>,
     /// The CPU's layout: `[num_blocks, kv_heads, head_dim, block_size]`, multiplied by the scale.
     keys: Vec<f32>,
     values: Vec<f32>,
@@ -520,11 +520,6 @@ impl Step {
             keys,
             values: on_gpu_values.iter().map(|value| value * scales.value).collect(),
         }
-    }
-
-    /// The same without attention sinks.
-    pub(crate) fn without_sinks(self) -> Self {
-        Self { sinks: None, ..self }
     }
 
     /// The same q and cache with other sequences.

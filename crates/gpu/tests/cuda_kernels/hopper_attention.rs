@@ -85,7 +85,9 @@ fn step(
     seqs: &'static [(usize, usize)],
 ) -> Step {
     let shape = Shape { heads, kv_heads, head_dim, window: None, softcap: None, seqs };
-    Step::new(gpu, random, &shape, ((DType::BF16, DType::BF16), seqs)).without_sinks()
+    let mut step = Step::new(gpu, random, &shape, ((DType::BF16, DType::BF16), seqs));
+    step.sinks = None;
+    step
 }
 
 fn plan(gpu: &Gpu, spec: AttentionSpec, step: &Step) -> AttentionPlan {
