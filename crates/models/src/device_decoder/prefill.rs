@@ -85,7 +85,7 @@ mod tests {
         let line = |choices: &[PrefillChoice]| describe(choices);
         assert_eq!(line(&[]), None);
         assert_eq!(line(&[PrefillChoice::default()]), None);
-        let all = line(&[hopper.clone()]).unwrap();
+        let all = line(std::slice::from_ref(&hopper)).unwrap();
         assert_eq!(all.text, "attention of long prompts by FlashInfer's kernel for Hopper");
         assert!(!all.is_refused);
         let window = refused("it takes no sliding window");
