@@ -339,16 +339,40 @@ time_kernels() {
   echo "= $(($(wc -l <"$file") - 1)) times of kernels, in ${file##*/}"
 }
 
+# Writes the times of the kernel for prompts on Hopper to a file.
+time_hopper() {
+  local file=$results/hopper-times.txt
+  timeout -k 10 60 "$here/cuda_kernels" --times prefill >"$file" 2>&1 || {
+    tail -n 3 "$file"
+    return 1
+  }
+  echo "= $(($(wc -l <"$file") - 1)) times of kernels, in ${file##*/}"
+}
+
 measure() {
   group=measure
   TEST_SECONDS=240
-  rm -f "$results/kernel-times.txt"
+  rm -f "$results/kernel-times.txt" "$results/hopper-times.txt"
   check kernel-times time_kernels
   [ ! -e "$results/kernel-times.txt" ] || sed 's/^/    /' "$results/kernel-times.txt"
   TEST_SECONDS=150
   local llama=(llama-3.1-8b --max-model-len 8448 --max-num-batched-tokens 8192)
   bench llama-one-stream "${llama[@]}" --batch 1 --input-tokens 128,8192 --output-tokens 128
   bench llama-many-streams "${llama[@]}" --batch 8,64,256 --input-tokens 1000 --output-tokens 64
+  # Prompts by FlashInfer's kernel for Hopper, beside the rows without it. hopper-times has both kernels.
+  # It has never run, so rows that hang end early.
+  export CANDLEPOWER_PREFILL_ATTENTION=hopper
+  TEST_SECONDS=60
+  check hopper-times time_hopper
+  [ ! -e "$results/hopper-times.txt" ] || sed 's/^/    /' "$results/hopper-times.txt"
+  bench llama-prefill-hopper "${llama[@]}" --batch 1 --input-tokens 8192 --output-tokens 16
+  bench llama-prompts-hopper "${llama[@]}" --batch 8 --input-tokens 1000 --output-tokens 16
+  TEST_SECONDS=150
+  unset CANDLEPOWER_PREFILL_ATTENTION
+  # Decodes after long contexts. 8 x 128,000 tokens would not fit beside the weights.
+  local long=(llama-3.1-8b --max-model-len 131072 --max-num-batched-tokens 8192 --max-num-seqs 8)
+  bench llama-context-32k "${long[@]}" --batch 1,8 --input-tokens 32000 --output-tokens 32
+  bench llama-context-128k "${long[@]}" --batch 1 --input-tokens 128000 --output-tokens 32
   # The same without cuBLAS for 3 to 128 rows.
   CANDLEPOWER_PRODUCT_ROWS=3-128 bench llama-product-rows "${llama[@]}" --batch 8,64 --input-tokens 1000 --output-tokens 64
   # Weights and activations in FP8. The log says whether cuBLASLt passed its trial.
@@ -369,6 +393,8 @@ measure() {
   guided guided --max-model-len 2048
   guided guided-prism --max-model-len 2048 --framework prism
   bench qwen "${qwen[@]}" --batch 1,64,256 --input-tokens 128 --output-tokens 128
+  # Graphs of decodes that do not divide short contexts.
+  CANDLEPOWER_WHOLE_CONTEXTS=512 bench qwen-whole-contexts "${qwen[@]}" --batch 1,64,256 --input-tokens 128 --output-tokens 128
   bench qwen-eager "${qwen[@]}" --batch 1,64 --input-tokens 128 --output-tokens 64 --enforce-eager
   # Compilation takes most of the time.
   TEST_SECONDS=420

@@ -1,8 +1,8 @@
 //! Compiles the CUDA kernels if the feature `cuda` is on, and links them.
 //!
-//! Reads `NVCC` or `CUDA_HOME`, `CUDA_COMPUTE_CAP` (one of [`CAPABILITIES`]) and `FLASHINFER_INCLUDE`.
-//! `scripts/cuda-toolkit.sh` assembles a toolkit and sets them. `CANDLEPOWER_NVCC` replaces the compiler for these
-//! kernels alone, such as `tests/emulator/nvcc`, which compiles them for the CPU.
+//! Reads `NVCC` or `CUDA_HOME`, `CUDA_COMPUTE_CAP` (one of [`CAPABILITIES`]), `FLASHINFER_INCLUDE`, and for 9.0
+//! `CUTLASS_INCLUDE`. `scripts/cuda-toolkit.sh` assembles a toolkit and sets them. `CANDLEPOWER_NVCC` replaces the compiler
+//! for these kernels alone, such as `tests/emulator/nvcc`, which compiles them for the CPU.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -39,6 +39,13 @@ const SOURCES: [&str; 19] = [
 
 /// Sources that are compiled once per head dimension, as separate jobs that run in parallel.
 const SOURCES_PER_HEAD_DIM: [&str; 2] = ["attention_prefill", "attention_decode"];
+/// A source that is compiled once for each of [`HOPPER_HEAD_DIMS`], for Hopper with CUTLASS's headers. Without these its
+/// functions refuse.
+const HOPPER_SOURCE: &str = "attention_hopper";
+/// The head widths that FlashInfer's kernel for Hopper has.
+const HOPPER_HEAD_DIMS: [usize; 3] = [64, 128, 256];
+/// The capability that this kernel is for.
+const HOPPER: &str = "90";
 /// The head widths that the memory plan knows, too.
 #[path = "../layout/src/head_dims.rs"]
 mod head_dims;
@@ -51,6 +58,7 @@ const CAPABILITIES: [(&str, &str); 6] =
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed={HEAD_DIMS_FILE}");
+    println!("cargo::rustc-check-cfg=cfg(hopper_attention)");
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
         return ExitCode::SUCCESS;
     }
@@ -67,6 +75,8 @@ fn main() -> ExitCode {
 struct Toolkit {
     nvcc: PathBuf,
     flags: Vec<String>,
+    /// Additional flags for the kernel of Hopper, if it can be compiled.
+    hopper: Option<Vec<String>>,
 }
 
 impl Toolkit {
@@ -78,6 +88,7 @@ impl Toolkit {
             // That compiler reads the names of the kernels that are watched for races from this variable.
             println!("cargo::rerun-if-env-changed=CANDLEPOWER_WATCHED_KERNELS");
         }
+        let is_emulated = own.is_some();
         let nvcc = match (own.or(variable("NVCC")), &home) {
             (Some(nvcc), _) => PathBuf::from(nvcc),
             (None, Some(home)) => home.join("bin/nvcc"),
@@ -102,19 +113,21 @@ impl Toolkit {
         ]
         .map(String::from)
         .into();
-        flags.extend(architecture(variable("CUDA_COMPUTE_CAP").as_deref().unwrap_or_default())?);
+        let capability = variable("CUDA_COMPUTE_CAP").unwrap_or_default();
+        flags.extend(architecture(&capability)?);
         // FlashInfer may need a newer CCCL than the toolkit's own; this folder contains it.
         if let Some(cccl) = home.map(|home| home.join("include/cccl")).filter(|dir| dir.is_dir()) {
             flags.push(format!("-I{}", cccl.display()));
         }
         flags.extend(["-isystem".into(), flashinfer]);
-        Ok(Self { nvcc, flags })
+        let cutlass = variable("CUTLASS_INCLUDE").filter(|_| capability == HOPPER && !is_emulated);
+        Ok(Self { nvcc, flags, hopper: cutlass.map(hopper_flags).transpose()? })
     }
 
     fn compile(&self, job: &Job) -> Result<(), String> {
         let status = Command::new(&self.nvcc)
             .args(&self.flags)
-            .args(&job.defines)
+            .args(&job.own_flags)
             .arg("-c")
             .arg(&job.source)
             .arg("-o")
@@ -145,18 +158,33 @@ fn architecture(capability: &str) -> Result<[String; 2], String> {
     ])
 }
 
+/// nvcc's additional flags for the kernel of Hopper, with CUTLASS's headers in the folder `cutlass`.
+fn hopper_flags(cutlass: String) -> Result<Vec<String>, String> {
+    if !Path::new(&cutlass).join("cute/tensor.hpp").exists() {
+        return Err(format!("CUTLASS_INCLUDE={cutlass} holds no cute/tensor.hpp"));
+    }
+    println!("cargo::rustc-cfg=hopper_attention");
+    // Exponentials take one instruction then, as FlashInfer's other kernels write them.
+    Ok(vec![
+        "-DCANDLEPOWER_HOPPER_ATTENTION".into(),
+        "-use_fast_math".into(),
+        "-isystem".into(),
+        cutlass,
+    ])
+}
+
 /// One object file.
 struct Job {
     source: PathBuf,
     object: PathBuf,
-    defines: Vec<String>,
+    own_flags: Vec<String>,
 }
 
-fn jobs(out: &Path) -> Vec<Job> {
-    let job = |name: &str, suffix: &str, defines: Vec<String>| Job {
+fn jobs(out: &Path, hopper: Option<&[String]>) -> Vec<Job> {
+    let job = |name: &str, suffix: &str, own_flags: Vec<String>| Job {
         source: Path::new(KERNELS).join(name).with_extension("cu"),
         object: out.join(format!("{name}{suffix}.o")),
-        defines,
+        own_flags,
     };
     let per_head_dim = SOURCES_PER_HEAD_DIM.iter().flat_map(|name| {
         // The wider the head, the longer its compilation.
@@ -164,7 +192,13 @@ fn jobs(out: &Path) -> Vec<Job> {
             job(name, &format!("_{dim}"), vec![format!("-DCANDLEPOWER_HEAD_DIM={dim}")])
         })
     });
+    let of_hopper = HOPPER_HEAD_DIMS.iter().map(|dim| {
+        let head_dim = format!("-DCANDLEPOWER_HEAD_DIM={dim}");
+        let flags = hopper.unwrap_or_default().iter().cloned().chain([head_dim]).collect();
+        job(HOPPER_SOURCE, &format!("_{dim}"), flags)
+    });
     // The longest jobs come first, so that no processor is idle at the end.
+    let per_head_dim = per_head_dim.chain(of_hopper);
     per_head_dim.chain(SOURCES.iter().map(|name| job(name, "", Vec::new()))).collect()
 }
 
@@ -172,7 +206,7 @@ fn compile(toolkit: &Toolkit) -> Result<(), String> {
     println!("cargo::rerun-if-changed={KERNELS}");
     let out = PathBuf::from(variable("OUT_DIR").ok_or("cargo sets OUT_DIR")?);
     let parallel = variable("NUM_JOBS").and_then(|jobs| jobs.parse().ok()).unwrap_or(1usize);
-    let jobs = jobs(&out);
+    let jobs = jobs(&out, toolkit.hopper.as_deref());
     compile_all(toolkit, &jobs, parallel)?;
     archive(&out, &jobs)?;
     println!("cargo::rustc-link-search=native={}", out.display());

@@ -58,6 +58,11 @@ impl DeviceRunner {
     ) -> Result<Self> {
         let device = model.device().clone();
         let workspace = model.workspace(size)?;
+        match workspace.describe_prefill() {
+            Some(line) if line.is_refused => tracing::warn!("{}", line.text),
+            Some(line) => tracing::info!("{}", line.text),
+            None => {}
+        }
         let swap = SwapSpace::new(&workspace, num_swap_blocks)?;
         Ok(Self {
             workspace,
@@ -87,15 +92,15 @@ impl DeviceRunner {
 
     /// Records a graph for each number of sequences that has one. `progress` gets the number of recorded graphs, and of all.
     pub(crate) fn capture_graphs(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<()> {
-        let buckets = self.graphs.buckets().to_vec();
-        for (done, &bucket) in buckets.iter().enumerate() {
-            progress(done, buckets.len());
+        let graphs = self.graphs.all();
+        for (done, &(bucket, shape)) in graphs.iter().enumerate() {
+            progress(done, graphs.len());
             let mut inputs = InputTables::default();
             inputs.attention.query_start.push(0);
             inputs.pad(bucket);
-            let views = self.prepare(&inputs, LaunchShape::Fixed)?;
+            let views = self.prepare(&inputs, shape)?;
             let Self { model, workspace, graphs, .. } = self;
-            graphs.capture(model.device(), bucket, || {
+            graphs.capture(model.device(), (bucket, shape), || {
                 let hidden = model.forward(&views.input(), workspace)?;
                 model.logits(&hidden, &views.rows, workspace)
             })?;
@@ -176,13 +181,14 @@ impl DeviceRunner {
             inputs.output = OutputTokens::of(&inputs.attention, &inputs.positions, &counts)?;
         }
         self.moves.queue(step, &self.workspace, &self.swap)?;
-        let launch = if bucket.is_some() { LaunchShape::Fixed } else { LaunchShape::Fitted };
+        let graph = bucket.map(|bucket| (bucket, self.graphs.shape(&inputs.attention.context_len)));
+        let launch = graph.map_or(LaunchShape::Fitted, |(_, shape)| shape);
         let inputs_on_device = self.prepare(&inputs, launch)?;
         if inputs.has_sampled {
             gpu::resolve_tokens(&inputs_on_device.token_ids, &self.sampling.sampled)?;
         }
-        Ok(match bucket {
-            Some(bucket) => Computed::Logits(self.run_graph(bucket, &inputs_on_device)?),
+        Ok(match graph {
+            Some(graph) => Computed::Logits(self.run_graph(graph, &inputs_on_device)?),
             None => {
                 let hidden = self.model.forward(&inputs_on_device.input(), &self.workspace)?;
                 Computed::Hidden(hidden, inputs.output)
@@ -232,8 +238,8 @@ impl DeviceRunner {
     }
 
     /// The logits of a decode that has a CUDA graph, or would have one on a GPU.
-    fn run_graph(&self, bucket: usize, inputs: &InputViews) -> Result<Tensor> {
-        match self.graphs.launch(bucket)? {
+    fn run_graph(&self, graph: (usize, LaunchShape), inputs: &InputViews) -> Result<Tensor> {
+        match self.graphs.launch(graph)? {
             Some(logits) => Ok(logits),
             None => {
                 let hidden = self.model.forward(&inputs.input(), &self.workspace)?;

@@ -142,7 +142,7 @@ impl RankModel {
                 Ok(Runner::Cpu(Box::new(runner), threads.warm()?))
             }
             (Self::Device(model), StepMemory::Device { size, graphs, num_swap_blocks }) => {
-                let graphs = Graphs::of(&size, graphs);
+                let graphs = Graphs::of(&size, graphs)?;
                 let mut runner = DeviceRunner::new(model, size, graphs, num_swap_blocks)?;
                 runner.capture_graphs(progress)?;
                 Ok(Runner::Device(Box::new(runner)))

@@ -10,6 +10,7 @@ mod norm;
 mod ordered_attention;
 mod packed;
 mod paged_cache;
+mod prefill;
 mod qkv;
 mod sampling;
 mod state;
@@ -37,6 +38,9 @@ pub(crate) use ordered_attention::{Division, Item, NARROW_ROWS, RESIDENT_BLOCKS,
 pub(crate) use packed::{E2M1_FACTOR, quant_index};
 pub use packed::{HeadPadding, Matrix, PackedMatrix};
 pub use paged_cache::{PagedCache, PagedLayer};
+pub use prefill::{PrefillChoice, PrefillKernel, PromptLayers, prefill_kernel};
+#[cfg(feature = "cuda")]
+pub(crate) use prefill::{hopper_fits, hopper_obstacle, hopper_takes};
 pub use qkv::{NO_SLOT, QkNorm, QkNormOperands, QkvToCache, ValueNorm};
 pub(crate) use qkv::{QKV_AXES, QkvShape, SQUARE_SUMS, head_dim_of};
 pub(crate) use sampling::{FROM_PROMPT, NONE};

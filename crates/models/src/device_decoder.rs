@@ -29,9 +29,11 @@ use crate::{
 
 mod fp8;
 mod generations;
+mod prefill;
 mod workspace;
 
 use generations::Region;
+pub use prefill::PrefillLine;
 pub use workspace::{Workspace, WorkspaceSize};
 use workspace::{plan_all, plan_of};
 

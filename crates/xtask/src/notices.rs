@@ -22,6 +22,18 @@ const BESIDE_CRATES: [(&str, &str); 3] = [
     ("FlashInfer's headers, in builds for GPUs", "Apache-2.0"),
     ("CCCL's headers, in builds for GPUs", "Apache-2.0 WITH LLVM-exception"),
 ];
+/// Linked parts under the BSD licence with three clauses, each with its copyright. FlashInfer took its kernel for Hopper from
+/// FlashAttention.
+const BSD_BESIDE_CRATES: [(&str, &str); 2] = [
+    (
+        "CUTLASS's headers, in builds for Hopper GPUs",
+        "Copyright (c) 2017 - 2026 NVIDIA CORPORATION & AFFILIATES. All rights reserved.",
+    ),
+    (
+        "FlashAttention's kernel in FlashInfer's headers, in builds for Hopper GPUs",
+        "Copyright (c) 2024, Jay Shah, Ganesh Bikshandi, Ying Zhang, Vijay Thakkar, Pradeep Ramani, Tri Dao.",
+    ),
+];
 /// Prefixes of licence files, in lower case.
 const NAMES: [&str; 6] = ["license", "licence", "copying", "notice", "unlicense", "copyright"];
 const HEAD: &str = "\
@@ -151,6 +163,11 @@ fn compose(linked: &[Linked], apache: &str) -> Result<String> {
         let title = format!("{name} ({license})");
         texts.entry(same).or_insert((apache.to_owned(), Vec::new())).1.push(title);
     }
+    for (name, copyright) in BSD_BESIDE_CRATES {
+        let text = format!("{copyright}\n\n{BSD}");
+        let title = format!("{name} (BSD-3-Clause)");
+        texts.insert(text.clone(), (text, vec![title]));
+    }
     let mut parts: Vec<(String, Vec<String>)> = texts.into_values().collect();
     parts.sort_by(|a, b| a.1.cmp(&b.1));
     let mut whole = HEAD.to_owned();
@@ -213,6 +230,28 @@ COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER I
 OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
 ";
 
+const BSD: &str = "\
+Redistribution and use in source and binary forms, with or without modification, are permitted provided that the
+following conditions are met:
+
+1. Redistributions of source code must retain the above copyright notice, this list of conditions and the following
+disclaimer.
+
+2. Redistributions in binary form must reproduce the above copyright notice, this list of conditions and the following
+disclaimer in the documentation and/or other materials provided with the distribution.
+
+3. Neither the name of the copyright holder nor the names of its contributors may be used to endorse or promote products
+derived from this software without specific prior written permission.
+
+THIS SOFTWARE IS PROVIDED BY THE COPYRIGHT HOLDERS AND CONTRIBUTORS \"AS IS\" AND ANY EXPRESS OR IMPLIED WARRANTIES,
+INCLUDING, BUT NOT LIMITED TO, THE IMPLIED WARRANTIES OF MERCHANTABILITY AND FITNESS FOR A PARTICULAR PURPOSE ARE
+DISCLAIMED. IN NO EVENT SHALL THE COPYRIGHT HOLDER OR CONTRIBUTORS BE LIABLE FOR ANY DIRECT, INDIRECT, INCIDENTAL,
+SPECIAL, EXEMPLARY, OR CONSEQUENTIAL DAMAGES (INCLUDING, BUT NOT LIMITED TO, PROCUREMENT OF SUBSTITUTE GOODS OR
+SERVICES; LOSS OF USE, DATA, OR PROFITS; OR BUSINESS INTERRUPTION) HOWEVER CAUSED AND ON ANY THEORY OF LIABILITY,
+WHETHER IN CONTRACT, STRICT LIABILITY, OR TORT (INCLUDING NEGLIGENCE OR OTHERWISE) ARISING IN ANY WAY OUT OF THE USE OF
+THIS SOFTWARE, EVEN IF ADVISED OF THE POSSIBILITY OF SUCH DAMAGE.
+";
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -249,6 +288,7 @@ mod tests {
         assert!(text.contains("c 1.0.0 (MIT AND BSD-3-Clause)\n\nof c\n"), "{text}");
         assert!(text.contains("d 1.0.0 (Apache-2.0)\nRust's standard library"), "{text}");
         assert!(text.contains("e 1.0.0 (MIT)\n\nCopyright (c) A. Nother\n\nPermission"), "{text}");
+        assert!(text.contains("GPUs (BSD-3-Clause)\n\nCopyright (c) 2017 - 2026 NVIDIA"), "{text}");
         assert!(!text.contains("Apache License\n"), "MIT is chosen");
         let error = compose(&[linked("f", "ISC", &[])], "").unwrap_err().to_string();
         assert_eq!(error, "f 1.0.0 has no file with its licence, ISC");

@@ -45,7 +45,7 @@ fn runner(device: &Device, dtype: LoadDtype, in_group: bool) -> DeviceRunner {
         fp8_cache: false,
         deterministic: false,
     };
-    let mut runner = DeviceRunner::new(model, size, Graphs::of(&size, true), 0).unwrap();
+    let mut runner = DeviceRunner::new(model, size, Graphs::of(&size, true).unwrap(), 0).unwrap();
     runner.capture_graphs(&mut |_, _| {}).unwrap();
     runner
 }

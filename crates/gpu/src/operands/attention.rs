@@ -40,13 +40,24 @@ pub struct AttentionSpec {
 }
 
 /// Whether launch parameters may depend on the lengths of the sequences.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LaunchShape {
     /// The launch has the blocks that the step needs.
     Fitted,
     /// The launch depends only on the numbers of sequences and tokens, so a CUDA graph can be replayed after another
     /// `prepare`. Every sequence must have the same number of queries.
     Fixed,
+    /// The same, but FlashInfer's kernel on tensor cores does not divide contexts among thread blocks. No kernel has to merge
+    /// parts then, which saves time where contexts are short. Other kernels take it as [`LaunchShape::Fixed`].
+    FixedWhole,
+}
+
+impl LaunchShape {
+    /// Whether the launch depends only on the numbers of sequences and tokens.
+    #[must_use]
+    pub fn is_fixed(self) -> bool {
+        self != Self::Fitted
+    }
 }
 
 /// The planner's input for one step.
@@ -83,7 +94,7 @@ pub(crate) fn check_step<'a>(
         return Err(Error::Metadata("a step without queries has no plan".into()));
     }
     let uniform = sequences.iter().all(|seq| seq.num_queries == sequences[0].num_queries);
-    if step.launch == LaunchShape::Fixed && !uniform {
+    if step.launch.is_fixed() && !uniform {
         return Err(Error::Metadata(
             "a fixed launch needs the same number of queries in every sequence".into(),
         ));

@@ -64,6 +64,20 @@ impl AttentionPlan {
         Self::reference(device, spec, cache, capacity)
     }
 
+    /// Computes prompts by FlashInfer's kernel for Hopper where it is expected to be faster. Plans of the reference
+    /// implementation, and those in a fixed order, stay as they are.
+    ///
+    /// # Errors
+    /// The kernel was not compiled, or it does not support the plan's layers.
+    #[cfg_attr(not(feature = "cuda"), allow(clippy::unnecessary_wraps))]
+    pub fn with_hopper_prefill(self) -> Result<Self> {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Cuda(plan) => Ok(Self::Cuda(Box::new(plan.with_hopper_prefill()?))),
+            other => Ok(other),
+        }
+    }
+
     fn reference(
         device: &Device,
         spec: AttentionSpec,

@@ -419,18 +419,21 @@ pub(crate) fn fixed_launch(gpu: &Gpu) {
     let Device::Cuda(device) = gpu.device() else { unreachable!("the tests run on a GPU") };
     let stream = device.cuda_stream();
     // Every second case uses tensor cores.
-    for (heads, kv_heads, head_dim, cache_dtype) in [
-        (6, 2, 128, DType::BF16),
-        (14, 2, 64, DType::BF16),
-        (8, 1, 512, DType::BF16),
-        (5, 1, 512, DType::F8E4M3),
+    for (heads, kv_heads, head_dim, cache_dtype, shape_of_launch) in [
+        (6, 2, 128, DType::BF16, LaunchShape::Fixed),
+        (14, 2, 64, DType::BF16, LaunchShape::Fixed),
+        (8, 1, 512, DType::BF16, LaunchShape::Fixed),
+        (5, 1, 512, DType::F8E4M3, LaunchShape::Fixed),
+        (14, 2, 64, DType::BF16, LaunchShape::FixedWhole),
+        (8, 2, 128, DType::F8E4M3, LaunchShape::FixedWhole),
+        (6, 2, 128, DType::BF16, LaunchShape::FixedWhole),
     ] {
         let shape =
             Shape { heads, kv_heads, head_dim, window: None, softcap: None, seqs: STEPS[0] };
         let dtype = DType::BF16;
         let first = Step::new(gpu, &mut random, &shape, ((dtype, cache_dtype), STEPS[0]));
         let mut plan = first.plan(gpu);
-        plan.prepare(&first.attention_step(LaunchShape::Fixed)).unwrap();
+        plan.prepare(&first.attention_step(shape_of_launch)).unwrap();
         let out = gpu.unwritten(&first.q_dims(), dtype);
         let sinks = first.sinks(gpu);
         let attend = |plan: &AttentionPlan| {
@@ -446,7 +449,7 @@ pub(crate) fn fixed_launch(gpu: &Gpu) {
         let graph = stream.end_capture(flags).unwrap().expect("a launch was captured");
         for lengths in [[(1, 3), (1, 900), (1, 32), (1, 33)], [(1, 1), (1, 1), (1, 2), (1, 1200)]] {
             let second = first.with_lengths(&mut random, &lengths);
-            plan.prepare(&second.attention_step(LaunchShape::Fixed)).unwrap();
+            plan.prepare(&second.attention_step(shape_of_launch)).unwrap();
             graph.launch().unwrap();
             second.compare(gpu, &out);
         }
@@ -462,7 +465,7 @@ pub(crate) struct Step {
     meta: AttentionMetadata,
     q: Vec<f32>,
     /// One sink logit for each query head.
-    sinks: Option<Vec<f32>>,
+    pub(crate) sinks: Option<Vec<f32>>,
     /// The CPU's layout: `[num_blocks, kv_heads, head_dim, block_size]`, multiplied by the scale.
     keys: Vec<f32>,
     values: Vec<f32>,

@@ -12,6 +12,7 @@ mod experts;
 mod fp8;
 mod fp8_rows;
 mod gpu;
+mod hopper_attention;
 mod latent;
 mod linear_attention;
 mod ordered_attention;
@@ -32,7 +33,7 @@ use gpu::Gpu;
 /// A comparison over many shapes, which panics if kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 53] = [
+const COMPARISONS: [(&str, Comparison); 55] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("layer_norm", rows::layer_norm),
@@ -86,6 +87,9 @@ const COMPARISONS: [(&str, Comparison); 53] = [
     ("sample", sampling::sample),
     ("sample_replayed", sampling::replayed),
     ("sample_logprobs", sampling::logprobs),
+    ("hopper_trial", hopper_attention::trial),
+    // The last one, since it has never run: a kernel without an end would hold up the others.
+    ("hopper_attention", hopper_attention::hopper_attention),
 ];
 
 /// The command line's options, named like those of Rust's own test programs.

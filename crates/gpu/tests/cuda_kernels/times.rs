@@ -14,8 +14,8 @@ use candle_core::{DType, Tensor};
 use candlepower_gpu::cuda::{self, Cublas, DecodeKernel};
 use candlepower_gpu::{
     self as gpu, AttentionSpec, AttentionStep, ExpertMatrices, Graph, LaunchShape, Matrix,
-    NormWeight, PackedMatrix, PagedCache, PlanCapacity, RmsNorm, Routing, SamplerRow,
-    SamplingBatch, SamplingOutput, SamplingScratch, StatePool, StateTables, Uploads,
+    NormWeight, PackedMatrix, PagedCache, PlanCapacity, PrefillKernel, RmsNorm, Routing,
+    SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, StatePool, StateTables, Uploads,
 };
 use candlepower_kernels::{
     Activation, Error, Gating, KvCacheConfig, LinearAttention, LinearAttentionDims, Offsets,
@@ -52,6 +52,7 @@ const PARTS: [(&str, Part); 11] = [
     ("experts", experts),
     ("decode", decode),
     ("prefill", prefill),
+    ("prefill_hopper", prefill_hopper),
     ("wide", wide),
     ("linear_attention", linear_attentions),
     ("rows", rows),
@@ -94,6 +95,11 @@ struct Times<'a> {
 impl Times<'_> {
     fn size(&self, full: usize) -> usize {
         if self.small { (full / 32).max(1) } else { full }
+    }
+
+    /// Whether contexts of this length are measured. The longest take minutes where a CPU emulates the GPU.
+    fn has(&self, context: usize) -> bool {
+        !self.small || context < 32_000
     }
 
     /// Number of operands of `bytes` bytes that no cache can hold together.
@@ -303,22 +309,56 @@ fn experts(times: &Times<'_>) -> Result<()> {
 
 /// Decodes by both kernels.
 fn decode(times: &Times<'_>) -> Result<()> {
-    for (seqs, context) in [(1, 1000), (1, 8000), (16, 1000), (64, 1000), (256, 1000)] {
+    let contexts = [
+        (1, 1000),
+        (1, 8000),
+        (16, 1000),
+        (64, 1000),
+        (256, 1000),
+        (1, 32_000),
+        (8, 32_000),
+        (1, 128_000),
+        (8, 128_000),
+    ];
+    for (seqs, context) in contexts.into_iter().filter(|(_, context)| times.has(*context)) {
         let seqs = vec![(1, times.size(context)); if times.small { 2 } else { seqs }];
         for cache_dtype in [DType::BF16, DType::F8E4M3] {
             for kernel in [DecodeKernel::CudaCores, DecodeKernel::TensorCores] {
-                attend(times, HEADS, &seqs, cache_dtype, kernel)?;
+                let kernels = (kernel, PrefillKernel::Fa2);
+                attend(times, HEADS, &seqs, cache_dtype, kernels)?;
             }
         }
     }
     Ok(())
 }
 
-/// A prompt alone, and a chunk after a long context.
+/// A prompt alone, a chunk after a long context, and prompts together.
 fn prefill(times: &Times<'_>) -> Result<()> {
-    for (queries, context) in [(1024, 1024), (8192, 8192), (2048, 16384)] {
-        let seqs = [(times.size(queries), times.size(context))];
-        attend(times, HEADS, &seqs, DType::BF16, DecodeKernel::TensorCores)?;
+    prompts(times, PrefillKernel::Fa2)
+}
+
+/// The same by FlashInfer's kernel for Hopper. It has never run, and would hold up the other parts if it had no end. So it runs
+/// if `CANDLEPOWER_PREFILL_ATTENTION` asks for it.
+fn prefill_hopper(times: &Times<'_>) -> Result<()> {
+    if PrefillKernel::asked_for()? == PrefillKernel::Fa2 {
+        println!("prompts on Hopper: CANDLEPOWER_PREFILL_ATTENTION=hopper measures them");
+        return Ok(());
+    }
+    if cuda::hopper_capability().is_none() {
+        println!("prompts on Hopper: this build has no kernel for them");
+        return Ok(());
+    }
+    prompts(times, PrefillKernel::Hopper)
+}
+
+fn prompts(times: &Times<'_>, kernel: PrefillKernel) -> Result<()> {
+    let prompts =
+        [(1, 1024, 1024), (8, 1000, 1000), (1, 8192, 8192), (1, 2048, 16384), (1, 32_768, 32_768)];
+    for (seqs, queries, context) in prompts.into_iter().filter(|(.., context)| times.has(*context))
+    {
+        let seq = (times.size(queries), times.size(context));
+        let seqs = vec![seq; if times.small { 1 } else { seqs }];
+        attend(times, HEADS, &seqs, DType::BF16, (DecodeKernel::TensorCores, kernel))?;
     }
     Ok(())
 }
@@ -329,7 +369,8 @@ fn wide(times: &Times<'_>) -> Result<()> {
         for (seqs, queries, context) in [(1, 1, 8000), (64, 1, 1000), (1, 2048, 2048)] {
             let seq = (times.size(queries), times.size(context));
             let seqs = vec![seq; times.size(seqs)];
-            attend(times, WIDE_HEADS, &seqs, cache_dtype, DecodeKernel::CudaCores)?;
+            let kernels = (DecodeKernel::CudaCores, PrefillKernel::Fa2);
+            attend(times, WIDE_HEADS, &seqs, cache_dtype, kernels)?;
         }
     }
     Ok(())
@@ -340,7 +381,7 @@ fn attend(
     [heads, num_kv_heads, head_dim]: [usize; 3],
     seqs: &[(usize, usize)],
     cache_dtype: DType,
-    decode_kernel: DecodeKernel,
+    (decode_kernel, prefill_kernel): (DecodeKernel, PrefillKernel),
 ) -> Result<()> {
     let block_size = 16;
     let (queries, context) = seqs[0];
@@ -367,13 +408,18 @@ fn attend(
     };
     let plan = cuda::AttentionPlan::new(times.gpu.device(), spec, &config, capacity)?;
     let mut plan = plan.with_decode_kernel(decode_kernel);
+    if prefill_kernel == PrefillKernel::Hopper {
+        plan = plan.with_hopper_for_all_prompts()?;
+    }
     let meta = attention::metadata(&mut Random(10), &config, seqs);
     let launch = if queries == 1 { LaunchShape::Fixed } else { LaunchShape::Fitted };
     plan.prepare(&AttentionStep { meta: &meta, tokens, launch })?;
     let params = PagedAttention { scale: 0.09, window: None, softcap: None };
-    let kernel = if queries == 1 { decode_kernel } else { DecodeKernel::TensorCores };
-    let what =
-        format!("{} seqs, {queries} of {context} in {cache_dtype:?}, {kernel:?}", seqs.len());
+    let kernel = match queries {
+        1 => format!("{decode_kernel:?}"),
+        _ => format!("{prefill_kernel:?}"),
+    };
+    let what = format!("{} seqs, {queries} of {context} in {cache_dtype:?}, {kernel}", seqs.len());
     let what = if head_dim > 128 { format!("{what}, heads of {head_dim}") } else { what };
     // Average number of positions that a query attends to: those before the middle of the queries.
     let pairs = tokens * (context - (queries - 1) / 2);

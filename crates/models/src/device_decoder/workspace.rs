@@ -8,8 +8,8 @@ use candlepower_checkpoint::{
     device_latent_tokens,
 };
 use candlepower_gpu::{
-    AttentionPlan, AttentionSpec, AttentionStep, Matmul, PagedCache, PlanCapacity, Routing,
-    StatePool,
+    AttentionPlan, AttentionSpec, AttentionStep, Matmul, PagedCache, PlanCapacity, PrefillChoice,
+    PrefillKernel, Routing, StatePool,
 };
 use candlepower_kernels::KvCacheConfig;
 use serde::{Deserialize, Serialize};
@@ -32,6 +32,8 @@ pub struct Workspace {
     pub(super) states: Option<StatePool>,
     /// Planned again within a step where not all tokens are output tokens.
     pub(super) plans: RefCell<Vec<PlanOf>>,
+    /// The kernels for the prompts of these plans.
+    pub(super) prefill: Vec<PrefillChoice>,
     pub(super) matmul: Matmul,
     /// The validity of results in the buffers below.
     pub(super) generations: Generations,
@@ -142,6 +144,7 @@ impl DeviceDecoder {
             caches.push(cache);
         }
         let mut plans: Vec<PlanOf> = Vec::new();
+        let mut prefill = Vec::new();
         for (layer, spec) in self.spec.layers.iter().enumerate() {
             let Some((attention, kv_layer)) = spec.attention().zip(self.spec.kv_layer(layer))
             else {
@@ -159,7 +162,14 @@ impl DeviceDecoder {
                 true => AttentionPlan::in_fixed_order,
                 false => AttentionPlan::new,
             };
-            let plan = new(&self.device, spec, &config, capacity(&config))?;
+            let mut plan = new(&self.device, spec, &config, capacity(&config))?;
+            if !size.deterministic {
+                let choice = self.prefill_kernel(spec, &config, kv_layer.kind)?;
+                if choice.kernel == PrefillKernel::Hopper {
+                    plan = plan.with_hopper_prefill()?;
+                }
+                prefill.push(choice);
+            }
             plans.push(PlanOf { kind, window, plan });
         }
         let buffer =
@@ -194,6 +204,7 @@ impl DeviceDecoder {
             caches,
             states: states.transpose()?,
             plans: RefCell::new(plans),
+            prefill,
             generations: Generations::default(),
             matmul: if size.deterministic { matmul.with_fixed_order() } else { matmul },
             residual: buffer(tokens, hidden)?,

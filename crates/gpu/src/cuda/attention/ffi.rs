@@ -35,7 +35,7 @@ pub(super) struct Shape {
     pub(super) window_left: i32,
     pub(super) fixed_launch: i32,
     pub(super) fp8_cache: i32,
-    pub(super) padding: i32,
+    pub(super) whole_contexts: i32,
 }
 
 /// Mirrors `PlanArgs` in attention.cuh.
@@ -95,6 +95,8 @@ pub(super) enum Kernel {
     Decode,
     /// Any mixture of decodes and prompts, on tensor cores.
     Prefill,
+    /// The same without window, soft cap and sinks, in bf16, on Hopper: fast for long prompts.
+    Hopper,
     /// Any mixture over latents: a cooperative launch with as many thread blocks as multiprocessors.
     Latent,
 }
@@ -129,6 +131,9 @@ impl Functions {
             (Kernel::Prefill, 128) => (candlepower_plan_prefill_128, candlepower_run_prefill_128),
             (Kernel::Prefill, 256) => (candlepower_plan_prefill_256, candlepower_run_prefill_256),
             (Kernel::Prefill, 512) => (candlepower_plan_prefill_512, candlepower_run_prefill_512),
+            (Kernel::Hopper, 64) => (candlepower_plan_hopper_64, candlepower_run_hopper_64),
+            (Kernel::Hopper, 128) => (candlepower_plan_hopper_128, candlepower_run_hopper_128),
+            (Kernel::Hopper, 256) => (candlepower_plan_hopper_256, candlepower_run_hopper_256),
             (Kernel::Latent, 576) => (candlepower_plan_latent, candlepower_run_latent),
             _ => return None,
         };
@@ -148,6 +153,9 @@ unsafe extern "C" {
     fn candlepower_plan_prefill_128(args: *const PlanArgs, stream: CUstream) -> i32;
     fn candlepower_plan_prefill_256(args: *const PlanArgs, stream: CUstream) -> i32;
     fn candlepower_plan_prefill_512(args: *const PlanArgs, stream: CUstream) -> i32;
+    fn candlepower_plan_hopper_64(args: *const PlanArgs, stream: CUstream) -> i32;
+    fn candlepower_plan_hopper_128(args: *const PlanArgs, stream: CUstream) -> i32;
+    fn candlepower_plan_hopper_256(args: *const PlanArgs, stream: CUstream) -> i32;
     fn candlepower_run_decode_64(args: *const RunArgs, stream: CUstream) -> i32;
     fn candlepower_run_decode_128(args: *const RunArgs, stream: CUstream) -> i32;
     fn candlepower_run_decode_256(args: *const RunArgs, stream: CUstream) -> i32;
@@ -156,4 +164,7 @@ unsafe extern "C" {
     fn candlepower_run_prefill_128(args: *const RunArgs, stream: CUstream) -> i32;
     fn candlepower_run_prefill_256(args: *const RunArgs, stream: CUstream) -> i32;
     fn candlepower_run_prefill_512(args: *const RunArgs, stream: CUstream) -> i32;
+    fn candlepower_run_hopper_64(args: *const RunArgs, stream: CUstream) -> i32;
+    fn candlepower_run_hopper_128(args: *const RunArgs, stream: CUstream) -> i32;
+    fn candlepower_run_hopper_256(args: *const RunArgs, stream: CUstream) -> i32;
 }

@@ -13,7 +13,7 @@ use super::super::staging::after_copies;
 use super::ffi::{SinkArgs, candlepower_weigh_sinks};
 use super::tables::TableLayout;
 use crate::operands::{
-    AttentionSpec, AttentionStep, Division, Item, LaunchShape, NARROW_ROWS, PagedCache, PagedLayer,
+    AttentionSpec, AttentionStep, Division, Item, NARROW_ROWS, PagedCache, PagedLayer,
     PlanCapacity, RESIDENT_BLOCKS, Work, check_cache, check_spec, check_step, check_window,
 };
 
@@ -42,7 +42,7 @@ const MAX_WIDE_DIM: usize = 128;
 /// number of queries, or on where chunks of a prompt end.
 ///
 /// All memory is reserved in `new`, at fixed addresses. `prepare` runs on the host and queues copies to the device. It waits
-/// only if its previous copies have not ended yet. `attend` only launches kernels. With [`LaunchShape::Fixed`] a CUDA graph
+/// only if its previous copies have not ended yet. `attend` only launches kernels. With a fixed launch a CUDA graph
 /// can therefore capture it, and later plans apply to the replays.
 #[derive(Debug)]
 pub struct OrderedAttentionPlan {
@@ -139,7 +139,7 @@ impl OrderedAttentionPlan {
         let lengths =
             sequences.iter().map(|seq| (seq.num_queries, seq.first_position + seq.num_queries));
         // A fixed launch has a number of blocks for 16 rows that depends on the numbers of sequences and queries alone.
-        let is_fixed = step.launch == LaunchShape::Fixed;
+        let is_fixed = step.launch.is_fixed();
         let has_wide = self.division.has_wide && !is_fixed;
         self.work.divide(&Division { has_wide, ..self.division }, lengths);
         let lists = [&self.work.narrow, &self.work.wide, &self.work.merges];

@@ -18,24 +18,21 @@ use super::ffi::{
     Buffers, Functions, Kernel, MESSAGE_BYTES, PLAN_WORDS, PlanArgs, REFUSED, RunArgs, Shape,
     SinkArgs, candlepower_weigh_sinks,
 };
+use super::hopper::hopper_capability;
+use super::support::{check, check_latent, decode_kernel};
 use super::tables::TableLayout;
 use crate::operands::{
-    AttentionSpec, AttentionStep, LaunchShape, PagedCache, PagedLayer, PlanCapacity, check_cache,
-    check_spec, check_step, check_window,
+    AttentionSpec, AttentionStep, LaunchShape, PagedCache, PagedLayer, PlanCapacity, PromptLayers,
+    check_cache, check_step, check_window, hopper_fits, hopper_obstacle, hopper_takes,
 };
 use candlepower_kernels::operands::SequenceView;
 use candlepower_kernels::{Error, KvCacheConfig, PagedAttention, Result};
-use candlepower_layout::{DEVICE_LATENT_DIMS, SCHEDULE_BYTES, SCHEDULES};
+use candlepower_layout::{SCHEDULE_BYTES, SCHEDULES};
 
-const KERNEL: &str = "paged_attention";
+pub(super) const KERNEL: &str = "paged_attention";
 
 /// Group sizes (query heads per KV head) that FlashInfer's decode kernel supports. The prefill kernel supports any.
 const DECODE_GROUPS: [usize; 7] = [1, 2, 3, 4, 6, 8, 16];
-
-/// Heads that read one row, at most.
-const MAX_LATENT_HEADS: usize = 128;
-/// Shared memory in bytes of FlashInfer's kernel for FP8 latents, which converts them to 16 bits there.
-const FP8_LATENT_BYTES: i32 = 184_832;
 
 /// Flags of pinned memory that the host reads as well: not write-combined, which is slow to read.
 const READ_BACK: u32 = 0;
@@ -47,6 +44,16 @@ pub enum DecodeKernel {
     CudaCores,
     /// The prefill kernel.
     TensorCores,
+}
+
+/// Parts of steps that FlashInfer's kernel for Hopper computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HopperParts {
+    None,
+    /// Those for which it is expected to be faster.
+    Large,
+    /// All with a prompt.
+    Prompts,
 }
 
 /// Memory and schedule of the attention of one step: call `prepare` once, then `attend` for each layer.
@@ -65,6 +72,7 @@ pub struct AttentionPlan {
     cache: KvCacheConfig,
     capacity: PlanCapacity,
     decode_kernel: DecodeKernel,
+    hopper: HopperParts,
     partials: CudaSlice<u8>,
     /// `[tokens, heads]`, if the model has attention sinks.
     lse: Option<CudaSlice<f32>>,
@@ -142,6 +150,7 @@ impl AttentionPlan {
             cache: *cache,
             capacity,
             decode_kernel: decode_kernel(&spec, cache),
+            hopper: HopperParts::None,
             partials: stream.alloc_zeros(capacity.partials_bytes).map_err(driver)?,
             lse: (lse > 0).then(|| stream.alloc_zeros(lse)).transpose().map_err(driver)?,
             schedule: stream.alloc_zeros(schedules).map_err(driver)?,
@@ -159,6 +168,40 @@ impl AttentionPlan {
     pub fn with_decode_kernel(mut self, decode_kernel: DecodeKernel) -> Self {
         self.decode_kernel = decode_kernel;
         self
+    }
+
+    /// Computes prompts by FlashInfer's kernel for Hopper where it is expected to be faster. Its schedules take the memory
+    /// that is reserved already.
+    ///
+    /// # Errors
+    /// The kernel was not compiled, or it does not support the plan's layers.
+    pub fn with_hopper_prefill(self) -> Result<Self> {
+        self.with_hopper(HopperParts::Large)
+    }
+
+    /// Computes all prompts by FlashInfer's kernel for Hopper, even the shortest, to compare it with others.
+    ///
+    /// # Errors
+    /// Same as [`AttentionPlan::with_hopper_prefill`].
+    pub fn with_hopper_for_all_prompts(self) -> Result<Self> {
+        self.with_hopper(HopperParts::Prompts)
+    }
+
+    fn with_hopper(mut self, hopper: HopperParts) -> Result<Self> {
+        let layers = PromptLayers {
+            spec: self.spec,
+            head_dim: self.cache.head_dim,
+            has_latents: self.cache.latent.is_some(),
+            // `attend` refuses it.
+            has_softcap: false,
+            has_sinks: self.capacity.sink_tokens > 0,
+        };
+        if let Some(obstacle) = hopper_obstacle(hopper_capability(), &layers) {
+            let message = format!("FlashInfer's kernel for Hopper cannot be used: {obstacle}");
+            return Err(Error::Metadata(message));
+        }
+        self.hopper = hopper;
+        Ok(self)
     }
 
     /// Plans a step and queues its schedule on the stream.
@@ -208,8 +251,7 @@ impl AttentionPlan {
             let block_tables = own.iter().map(|sequence| sequence.block_table);
             let block_size = self.cache.block_size;
             used = tables.fill(host, step.meta, part.start, block_tables, block_size);
-            let is_decode = own.iter().all(|sequence| sequence.num_queries == 1);
-            let kernel = self.kernel_for(is_decode);
+            let kernel = self.kernel_for(own, step.launch);
             prepared.push(self.plan(kernel, step, part, tables, schedule)?);
         }
         let stream = self.device.cuda_stream();
@@ -254,6 +296,10 @@ impl AttentionPlan {
         check_cache(layer, &self.spec)?;
         if self.cache.latent.is_some() && params.softcap.is_some() {
             return Err(Error::Metadata("scores over latents have no soft cap on a GPU".into()));
+        }
+        if self.hopper != HopperParts::None && (params.softcap.is_some() || sinks.is_some()) {
+            let message = "FlashInfer's kernel for Hopper has neither soft cap nor attention sinks";
+            return Err(Error::Metadata(message.into()));
         }
         let launch = Launch::new(KERNEL, "q", q)?;
         if launch.dtype_code() != first.shape.dtype {
@@ -363,13 +409,31 @@ impl AttentionPlan {
         }
     }
 
-    fn kernel_for(&self, decode: bool) -> Kernel {
+    /// The kernel for the sequences of a part.
+    fn kernel_for(&self, sequences: &[SequenceView<'_>], launch: LaunchShape) -> Kernel {
         if self.cache.latent.is_some() {
             return Kernel::Latent;
         }
+        if sequences.iter().any(|sequence| sequence.num_queries != 1) {
+            return match launch == LaunchShape::Fitted && self.hopper_takes(sequences) {
+                true => Kernel::Hopper,
+                false => Kernel::Prefill,
+            };
+        }
         let fits = self.spec.window.is_none() && DECODE_GROUPS.contains(&self.group());
-        let wanted = decode && self.decode_kernel == DecodeKernel::CudaCores;
+        let wanted = self.decode_kernel == DecodeKernel::CudaCores;
         if wanted && fits { Kernel::Decode } else { Kernel::Prefill }
+    }
+
+    /// Whether the kernel for Hopper takes a part with these sequences, which are not all decodes.
+    fn hopper_takes(&self, sequences: &[SequenceView<'_>]) -> bool {
+        let takes = match self.hopper {
+            HopperParts::None => return false,
+            HopperParts::Large => hopper_takes,
+            HopperParts::Prompts => hopper_fits,
+        };
+        let tokens = sequences.iter().map(|sequence| sequence.num_queries).sum();
+        takes(tokens, sequences.len(), self.spec.heads, self.cache.head_dim)
     }
 
     /// Number of query heads per KV head.
@@ -415,9 +479,9 @@ impl AttentionPlan {
             // FlashInfer counts the positions to the left of the query, without the query itself. -1 is no
             // window.
             window_left: self.spec.window.map_or(-1, |window| window as i32 - 1),
-            fixed_launch: i32::from(step.launch == LaunchShape::Fixed),
+            fixed_launch: i32::from(step.launch.is_fixed()),
             fp8_cache: i32::from(self.spec.cache_dtype == DType::F8E4M3),
-            padding: 0,
+            whole_contexts: i32::from(step.launch == LaunchShape::FixedWhole),
         };
         let mut words = [0i64; PLAN_WORDS];
         let mut message: [c_char; MESSAGE_BYTES] = [0; MESSAGE_BYTES];
@@ -474,60 +538,6 @@ impl Drop for AttentionPlan {
         // Errors cannot be handled here. Pinned memory must not be freed before its copies have ended.
         let _ = self.wait_for_copies();
     }
-}
-
-/// Chooses tensor cores for groups of four and more and for an FP8 cache, because arithmetic on CUDA cores would take
-/// longer than the memory accesses. On an H200 with groups of four, they take 262 instead of 375 us for 256 sequences,
-/// and 17.6 instead of 23.8 us for one sequence of 8,000 tokens. Heads above 256 elements stay on CUDA cores, because
-/// their tensor core tiles have few queries. SGLang and vLLM choose likewise.
-fn decode_kernel(spec: &AttentionSpec, cache: &KvCacheConfig) -> DecodeKernel {
-    let group = spec.heads / cache.num_kv_heads.max(1);
-    let small = group < 4 && spec.cache_dtype != DType::F8E4M3;
-    if small || cache.head_dim > 256 { DecodeKernel::CudaCores } else { DecodeKernel::TensorCores }
-}
-
-fn check(spec: &AttentionSpec, cache: &KvCacheConfig) -> Result<()> {
-    check_spec(spec, cache)?;
-    if !matches!(spec.dtype, DType::BF16 | DType::F16) {
-        let (kernel, operand, expected) = (KERNEL, "dtype", "bf16 or f16");
-        return Err(Error::DType { kernel, operand, expected, found: spec.dtype });
-    }
-    if let Some(value) = cache.latent {
-        if (value, cache.head_dim) != DEVICE_LATENT_DIMS {
-            let expected = "512, and head_dim 576, on a GPU";
-            return Err(Error::Parameter { parameter: "latent", value, expected });
-        }
-        return Ok(());
-    }
-    if Functions::of(Kernel::Prefill, cache.head_dim).is_none() {
-        let (parameter, value) = ("head_dim", cache.head_dim);
-        return Err(Error::Parameter {
-            parameter,
-            value,
-            expected: "64, 128, 256 or 512 on a GPU",
-        });
-    }
-    Ok(())
-}
-
-/// Refuses what FlashInfer's kernel for latents does not support on a device whose thread blocks have `block_bytes`
-/// bytes of shared memory.
-fn check_latent(spec: &AttentionSpec, capacity: &PlanCapacity, block_bytes: i32) -> Result<()> {
-    let error = |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
-    if spec.heads > MAX_LATENT_HEADS {
-        return error("heads", spec.heads, "at most 128 on a GPU where latents are kept");
-    }
-    if capacity.sink_tokens > 0 {
-        return error("sink_tokens", capacity.sink_tokens, "0 on a GPU where latents are kept");
-    }
-    let fits = spec.dtype == DType::BF16 && block_bytes >= FP8_LATENT_BYTES;
-    if spec.cache_dtype == DType::F8E4M3 && !fits {
-        let (operand, found) = ("cache_dtype", spec.cache_dtype);
-        let expected =
-            "that of q: latents of FP8 need queries of bf16, and the shared memory of an H100";
-        return Err(Error::DType { kernel: KERNEL, operand, expected, found });
-    }
-    Ok(())
 }
 
 fn driver(error: DriverError) -> Error {

@@ -11,6 +11,9 @@ inline namespace CANDLEPOWER_PER_HEAD_DIM(head_dim_) {
 template <typename T, typename C>
 using PrefillParams = Scaled<flashinfer::BatchPrefillPagedParams<T, C, T, int32_t>>;
 
+// Blocks of a part that has any context. FlashInfer multiplies them by the positions of a block, in 32 bits.
+constexpr int32_t kMostBlocks = 1 << 20;
+
 cudaError_t plan_prefill(const PlanArgs& args, cudaStream_t stream) {
   const AttentionShape& shape = args.shape;
   flashinfer::PrefillPlanInfo plan;
@@ -18,11 +21,13 @@ cudaError_t plan_prefill(const PlanArgs& args, cudaStream_t stream) {
   const int64_t uniform_queries = shape.fixed_launch != 0 ? shape.tokens / shape.seqs : 0;
   // For fixed launches the planner always splits the context, so a merge kernel runs in each layer, even for short
   // contexts: the grid must not depend on the lengths. Source: FlashInfer, scheduler.cuh, PrefillBinarySearchKVChunkSize.
+  // It does not split contexts that have one part of a given number of blocks.
+  const int32_t split_size = shape.whole_contexts != 0 ? kMostBlocks : -1;
   const cudaError_t status = flashinfer::PrefillPlan<int32_t>(
       args.buffers.partials, args.buffers.partials_bytes, args.buffers.schedule, args.buffers.host,
       args.buffers.schedule_bytes, plan, args.query_start, args.page_start, shape.tokens, shape.seqs,
       shape.heads, shape.kv_heads, kHeadDim, kHeadDim, shape.block_size, shape.fixed_launch != 0,
-      /*sizeof_dtype_o=*/2, shape.window_left, /*fixed_split_size=*/-1, /*disable_split_kv=*/false,
+      /*sizeof_dtype_o=*/2, shape.window_left, split_size, /*disable_split_kv=*/false,
       /*num_colocated_ctas=*/0, uniform_queries, stream,
       /*kv_dtype_bytes=*/shape.fp8_cache != 0 ? 1 : 2);
   const std::vector<int64_t> words = plan.ToVector();
