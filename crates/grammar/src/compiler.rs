@@ -14,6 +14,7 @@ use llguidance::{Matcher, ParserFactory};
 
 use crate::cache::Cache;
 use crate::constraint::Notation;
+use crate::cost::Class;
 use crate::lexemes::{self, Digits};
 use crate::schema::exact_integers;
 use crate::trial::{STACK_BYTES, Trials};
@@ -134,14 +135,14 @@ impl GrammarCompiler {
         caller: u64,
         cancelled: &AtomicBool,
     ) -> Result<Grammar> {
-        let is_small = constraint.is_small()?;
+        let class = constraint.class()?;
         let key = constraint.key();
         if let Some(grammar) = self.cache().get(&key) {
             // The clone shares no budget: a time that one request spent must not fail the next one.
             return Ok(grammar.for_another_request());
         }
-        let (grammar, bytes) = if is_small {
-            (self.compile_here(constraint)?, SMALL_BYTES)
+        let (grammar, bytes) = if class != Class::Large {
+            (self.compile_here(constraint, class == Class::Plain)?, SMALL_BYTES)
         } else {
             let bytes = match &self.trials {
                 Some(trials) => trials.run(constraint, cancelled)?,
@@ -176,14 +177,14 @@ impl GrammarCompiler {
         std::thread::scope(|scope| {
             let thread =
                 std::thread::Builder::new().name("compile".to_owned()).stack_size(STACK_BYTES);
-            let compile = thread.spawn_scoped(scope, || self.compile_here(constraint));
+            let compile = thread.spawn_scoped(scope, || self.compile_here(constraint, false));
             let compile = compile.map_err(|error| Error::Trial(error.to_string()))?;
             compile.join().unwrap_or_else(|_| Err(cannot_be_compiled()))
         })
     }
 
-    /// Compiles in this thread.
-    pub(crate) fn compile_here(&self, constraint: &Constraint) -> Result<Grammar> {
+    /// Compiles in this thread. The states of a plain schema need no test.
+    pub(crate) fn compile_here(&self, constraint: &Constraint, is_plain: bool) -> Result<Grammar> {
         let compile = || {
             let (top, text) = match constraint.notation(&self.special)? {
                 Notation::Json(schema) => {
@@ -201,7 +202,7 @@ impl GrammarCompiler {
             let matcher = Matcher::new(factory.create_parser_from_init_default(grammar));
             match matcher.get_error() {
                 Some(error) => Err(Error::Constraint(reason(&error))),
-                None => Grammar::new(matcher, self.words.num_logits()),
+                None => Grammar::new(matcher, self.words.num_logits(), !is_plain),
             }
         };
         // A panic of the library must not end the server. A stack overflow cannot be caught: the child process is for that.

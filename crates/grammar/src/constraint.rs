@@ -4,6 +4,7 @@ use candlepower_tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::cost::Class;
 use crate::vocabulary::{self, SpecialToken};
 use crate::{Error, Result, cost, gbnf, lark, schema, structural_tag};
 
@@ -67,7 +68,15 @@ impl Constraint {
     /// # Errors
     /// [`Error::Constraint`] with the exceeded limit.
     pub fn is_small(&self) -> Result<bool> {
-        cost::is_small(self)
+        Ok(self.class()? != Class::Large)
+    }
+
+    /// How it is compiled.
+    ///
+    /// # Errors
+    /// [`Error::Constraint`] with the exceeded limit.
+    pub(crate) fn class(&self) -> Result<Class> {
+        cost::class(self)
     }
 
     /// The key of the cache, equal for equal constraints.

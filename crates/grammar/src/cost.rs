@@ -1,4 +1,4 @@
-//! The size of a constraint, computed in one pass: limits for every kind, and whether it is small.
+//! The size of a constraint, computed in one pass: limits for every kind, and its class.
 //!
 //! The library compiles schemas and rules by recursion, so depth is limited before anything is compiled. A small constraint
 //! compiles in about a millisecond. Others are compiled in a child process first (`trial`).
@@ -31,6 +31,28 @@ const SMALL: Size = Size {
     operators: 64,
     products: 8,
 };
+
+/// Limits of a plain schema.
+const PLAIN: Size = Size {
+    bytes: 4 << 10,
+    nodes: 100,
+    members: 32,
+    depth: 20,
+    repeats: 64,
+    operators: 0,
+    products: 0,
+};
+
+/// How a constraint is compiled, by its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// A schema without patterns and intersections, none of whose states can be too complex. It is compiled at once.
+    Plain,
+    /// It is compiled at once, and then advanced by some tokens as a test.
+    Small,
+    /// It is compiled in a child process first.
+    Large,
+}
 
 /// The size of a constraint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,11 +114,11 @@ fn too_large(size: usize, what: &str, most: usize) -> Error {
     Error::Constraint(format!("it has {size} {what}, but the maximum is {most}"))
 }
 
-/// Whether a constraint is small.
+/// The class of a constraint.
 ///
 /// # Errors
 /// [`Error::Constraint`] with the exceeded limit.
-pub(crate) fn is_small(constraint: &Constraint) -> Result<bool> {
+pub(crate) fn class(constraint: &Constraint) -> Result<Class> {
     let size = match constraint {
         Constraint::JsonObject => Size::default(),
         Constraint::JsonSchema(schema) => of_schema(schema)?,
@@ -111,7 +133,14 @@ pub(crate) fn is_small(constraint: &Constraint) -> Result<bool> {
         Constraint::StructuralTag(tag) => of_tag(tag)?,
     };
     size.check()?;
-    Ok(size.is_within(&SMALL))
+    let is_schema = matches!(constraint, Constraint::JsonObject | Constraint::JsonSchema(_));
+    Ok(if is_schema && size.is_within(&PLAIN) {
+        Class::Plain
+    } else if size.is_within(&SMALL) {
+        Class::Small
+    } else {
+        Class::Large
+    })
 }
 
 /// The size of a structural tag: of its schemas, and of the rest as strings.

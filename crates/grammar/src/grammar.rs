@@ -93,11 +93,11 @@ impl Mask {
 }
 
 impl Grammar {
-    /// The state of `matcher`.
+    /// The state of `matcher`. `is_tested` advances a copy by some tokens.
     ///
     /// # Errors
-    /// [`Error::Constraint`] if no output satisfies it, or if its first state is too complex.
-    pub(crate) fn new(matcher: Matcher, num_logits: usize) -> Result<Self> {
+    /// [`Error::Constraint`] if no output satisfies it, or if one of its first states is too complex.
+    pub(crate) fn new(matcher: Matcher, num_logits: usize, is_tested: bool) -> Result<Self> {
         let mut grammar = Self {
             matcher,
             num_logits,
@@ -112,16 +112,17 @@ impl Grammar {
             }
             other => Error::Constraint(other.to_string()),
         };
-        // A clone is advanced, because the state cannot go back.
-        let mut tried = grammar.clone();
-        let first = tried.allowed().map_err(refused)?;
-        (grammar.mask, grammar.forced) = (Some(first.clone()), tried.forced.clone());
         // A finished grammar allows only the empty output, which no token would end.
-        if first.first().is_none() || grammar.is_finished() {
+        let is_finished = grammar.is_finished();
+        let first = grammar.allowed().map_err(refused)?;
+        if first.first().is_none() || is_finished {
             return Err(Error::Constraint("no output can satisfy it".to_owned()));
         }
-        tried.follow_some(first).map_err(refused)?;
         grammar.matcher.invalidate_bias_cache();
+        if is_tested {
+            // A copy, because the state cannot go back.
+            grammar.clone().follow_some(first).map_err(refused)?;
+        }
         Ok(grammar)
     }
 

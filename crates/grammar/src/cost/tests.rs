@@ -4,6 +4,10 @@ use serde_json::json;
 
 use super::*;
 
+fn is_small(constraint: &Constraint) -> Result<bool> {
+    class(constraint).map(|class| class != Class::Large)
+}
+
 fn is_small_schema(schema: Value) -> Result<bool> {
     is_small(&Constraint::JsonSchema(schema))
 }
@@ -143,4 +147,27 @@ fn identifiers_are_only_so_long() {
         let error = is_small_schema(json!({"items": {keyword: long}})).unwrap_err().to_string();
         assert!(error.contains(keyword), "{error}");
     }
+}
+
+#[test]
+fn schemas_without_patterns_and_intersections_are_plain() {
+    let plain = |schema: Value| class(&Constraint::JsonSchema(schema)).unwrap() == Class::Plain;
+    let named = |len: usize| {
+        let property = |index: usize| (format!("p{index}"), json!({"type": "integer"}));
+        json!({"type": "object", "properties": (0..len).map(property).collect::<Map<_, _>>()})
+    };
+    assert!(plain(named(20)));
+    assert!(plain(json!({"type": "array", "items": {"enum": ["a", 1]}, "maxItems": 64})));
+    for schema in [
+        named(40),
+        json!({"maxLength": 65}),
+        json!({"pattern": "a*"}),
+        json!({"patternProperties": {"a": {}}}),
+        json!({"allOf": [{}, {}]}),
+        json!({"not": {"type": "string"}}),
+    ] {
+        assert!(!plain(schema.clone()), "{schema}");
+    }
+    assert_eq!(class(&Constraint::JsonObject), Ok(Class::Plain));
+    assert_eq!(class(&Constraint::Regex("a".to_owned())), Ok(Class::Small));
 }

@@ -84,7 +84,7 @@ fn attempt(compiler: &Arc<GrammarCompiler>, question: Question<Constraint>) -> i
     let compiler = Arc::clone(compiler);
     let compile = move || {
         // Dropped in this thread with its large stack, because a state may be as deep as its constraint.
-        let outcome = compiler.compile_here(&constraint).map(drop);
+        let outcome = compiler.compile_here(&constraint, false).map(drop);
         let _ = done.send(outcome); // nobody listens once it took too long
     };
     std::thread::Builder::new().stack_size(stack_bytes).spawn(compile)?;
