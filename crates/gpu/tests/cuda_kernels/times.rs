@@ -44,7 +44,7 @@ const WIDE_HEADS: [usize; 3] = [32, 4, 512];
 /// A group of measurements.
 type Part = fn(&Times<'_>) -> Result<()>;
 
-const PARTS: [(&str, Part); 11] = [
+const PARTS: [(&str, Part); 12] = [
     ("uploads", uploads),
     ("products", products),
     ("quantized", quantized),
