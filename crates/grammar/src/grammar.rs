@@ -112,17 +112,19 @@ impl Grammar {
             }
             other => Error::Constraint(other.to_string()),
         };
+        // A copy is tested, because a state cannot go back, and because what it computes on its way takes memory.
+        let mut copy = is_tested.then(|| grammar.clone());
         // A finished grammar allows only the empty output, which no token would end.
         let is_finished = grammar.is_finished();
-        let first = grammar.allowed().map_err(refused)?;
+        let first = copy.as_mut().unwrap_or(&mut grammar).allowed().map_err(refused)?;
         if first.first().is_none() || is_finished {
             return Err(Error::Constraint("no output can satisfy it".to_owned()));
         }
-        grammar.matcher.invalidate_bias_cache();
-        if is_tested {
-            // A copy, because the state cannot go back.
-            grammar.clone().follow_some(first).map_err(refused)?;
+        if let Some(mut tested) = copy {
+            (grammar.mask, grammar.forced) = (Some(first.clone()), tested.forced.clone());
+            tested.follow_some(first).map_err(refused)?;
         }
+        grammar.matcher.invalidate_bias_cache();
         Ok(grammar)
     }
 

@@ -81,17 +81,27 @@ fn attempt(compiler: &Arc<GrammarCompiler>, question: Question<Constraint>) -> i
     // The time of the whole process: compilation runs in another thread, and nothing else runs here.
     let (began, before) = (process_time(), resident_bytes()?);
     let (done, compiled) = channel::<Result<()>>();
+    let (measured, wait_until_measured) = channel::<()>();
     let compiler = Arc::clone(compiler);
     let compile = move || {
-        // Dropped in this thread with its large stack, because a state may be as deep as its constraint.
-        let outcome = compiler.compile_here(&constraint, false).map(drop);
+        let grammar = compiler.compile_here(&constraint, false);
+        let outcome = grammar.as_ref().map(|_| ()).map_err(Clone::clone);
         let _ = done.send(outcome); // nobody listens once it took too long
+        // The grammar is measured while it exists. It is dropped here, in a large stack, because a state may be as deep as its
+        // constraint.
+        let _ = wait_until_measured.recv();
+        drop(grammar);
     };
-    std::thread::Builder::new().stack_size(stack_bytes).spawn(compile)?;
+    let mut thread = Some(std::thread::Builder::new().stack_size(stack_bytes).spawn(compile)?);
     let mut most = before;
     loop {
         let outcome = compiled.recv_timeout(WATCH);
         most = most.max(resident_bytes()?);
+        if let Some(thread) = thread.take_if(|_| outcome.is_ok()) {
+            let _ = measured.send(());
+            // Its memory is free before that of the next constraint is measured.
+            let _ = thread.join();
+        }
         return Ok(match outcome {
             // The limits come before the outcome, so that a constraint beyond them is refused also if it finished in
             // the meantime.
