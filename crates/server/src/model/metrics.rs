@@ -79,7 +79,7 @@ pub(crate) struct KeyCounters {
 /// Reasons for which a choice can finish.
 const FINISH_REASONS: [&str; 3] = ["stop", "length", "abort"];
 
-/// Starts a thread that measures the processor's clock for [`Metrics::new`], which would otherwise do so itself. It takes some
+/// Starts a thread that measures the processor's clock for the metrics, which would otherwise do so themselves. It takes some
 /// milliseconds, in which the start of a server has other work.
 pub fn measure_clock() {
     // The library measures it once in a process, for the first recorder. A failure only makes the start slower.
