@@ -255,6 +255,29 @@ fn saved_conversations_are_opened_again_and_lines_are_remembered() {
 }
 
 #[test]
+fn commands_without_a_value_show_or_remove_what_is_set() {
+    let (user, server) = (User::new(), Server::demo());
+    let mut terminal = chat(&user, &server, &[]);
+    terminal.enter("/system Be brief.");
+    terminal.expect("The system prompt is set.");
+    terminal.enter("/system");
+    terminal.expect("There is no system prompt now.");
+    terminal.enter("/tools");
+    terminal.expect("No tools are offered now.");
+    terminal.enter("/undo");
+    terminal.expect("there is no message to remove");
+    terminal.enter("/set");
+    terminal.expect("temperature");
+    terminal.expect("max_tokens");
+    terminal.expect("(the rest of the context)");
+    // A tab completes the name of a command.
+    terminal.enter("/und\t");
+    terminal.expect("there is no message to remove");
+    terminal.enter("/exit");
+    terminal.ends_with(0);
+}
+
+#[test]
 fn a_message_from_a_file_needs_no_terminal() {
     let (user, server) = (User::new(), Server::demo());
     let command = user.command(&["chat", "--url", &server.url(), "--set", "temperature=0"]);

@@ -182,6 +182,38 @@ mod tests {
     }
 
     #[test]
+    fn types_and_bounds_of_any_kind_are_named() {
+        let field = |kind: &str| json!({"type": kind});
+        for (good, bad, kind) in [
+            (json!("a"), json!(1), "string"),
+            (json!([1]), json!("a"), "array"),
+            (json!({}), json!([]), "object"),
+            (json!(true), json!(0), "boolean"),
+        ] {
+            check("x", &good, &field(kind)).unwrap();
+            let error = check("x", &bad, &field(kind)).unwrap_err().to_string();
+            assert!(error.contains(&format!("of the type {kind}")), "{error}");
+        }
+        check("x", &json!(1), &field("a type of later versions")).unwrap();
+        for (bounds, value, words) in [
+            (json!({"type": "integer", "minimum": 1}), 0, "must be at least 1"),
+            (json!({"type": "integer", "maximum": 1}), 2, "must be at most 1"),
+        ] {
+            let error = check("x", &json!(value), &bounds).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_schema_that_contains_itself_is_read_to_a_depth() {
+        let schema = json!({"$ref": "#/s"});
+        let document = json!({"s": {"allOf": [schema], "properties": {"a": {"type": "string"}}}});
+        let mut fields = BTreeMap::new();
+        collect(&document, &document["s"], 0, &mut fields);
+        assert_eq!(fields.keys().collect::<Vec<_>>(), ["a"]);
+    }
+
+    #[test]
     fn a_server_without_a_document_takes_all_fields() {
         let mut settings = Settings::new(&Value::Null);
         settings.set("tempo", "1").unwrap();
