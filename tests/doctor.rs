@@ -169,6 +169,27 @@ fn what_is_not_supported_is_one_line() {
 }
 
 #[test]
+fn ranks_and_weights_that_are_quantized_on_load_are_reported() {
+    let flags = ["--tensor-parallel-size", "2", "--quantize-on-load", "fp8"];
+    let output = run(&[&["doctor", "demo"], flags.as_slice()].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    for words in ["quantized to fp8 while loading", "each of the 2 ranks needs:"] {
+        assert!(shown.contains(words), "{words} is not in\n{shown}");
+    }
+}
+
+#[test]
+fn commands_and_flags_of_other_servers_are_explained() {
+    let command = run(&["ps"]);
+    assert_eq!(command.status.code(), Some(2));
+    assert!(text(&command.stderr).contains("no command `ps`: use `candlepower ls`"));
+    let flag = run(&["serve", "demo", "--trust-remote-code", "--help"]);
+    assert_eq!(flag.status.code(), Some(0));
+    assert!(text(&flag.stderr).starts_with("note: --trust-remote-code is not needed"));
+}
+
+#[test]
 fn the_settings_in_force_are_a_config_file() {
     let args = ["config", "demo", "--max-num-seqs", "7"];
     let output = program().args(args).env("BLAZE_BLOCK_SIZE", "32").output().unwrap();
