@@ -1,8 +1,9 @@
 //! Compiles the CUDA kernels if the feature `cuda` is on, and links them.
 //!
-//! Reads `NVCC` or `CUDA_HOME`, `CUDA_COMPUTE_CAP` (one of [`CAPABILITIES`]), `FLASHINFER_INCLUDE`, and for 9.0
-//! `CUTLASS_INCLUDE`. `scripts/cuda-toolkit.sh` assembles a toolkit and sets them. `CANDLEPOWER_NVCC` replaces the compiler
-//! for these kernels alone, such as `tests/emulator/nvcc`, which compiles them for the CPU.
+//! The build reads `NVCC` or `CUDA_HOME`, `CUDA_COMPUTE_CAP` (one of [`CAPABILITIES`]) and `FLASHINFER_INCLUDE`. For 9.0
+//! it also reads `CUTLASS_INCLUDE`. The script `scripts/cuda-toolkit.sh` assembles a toolkit and sets them. The variable
+//! `CANDLEPOWER_NVCC` replaces the compiler for these kernels alone, such as `tests/emulator/nvcc`, which compiles them for
+//! the CPU.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};

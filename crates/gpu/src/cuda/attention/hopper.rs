@@ -33,8 +33,8 @@ pub fn hopper_capability() -> Option<(u32, u32)> {
     cfg!(hopper_attention).then(compiled_for)
 }
 
-/// Why FlashInfer's kernel for Hopper is of no use on `device` for heads of `head_dim` elements: it cannot be launched, or its
-/// result differs from that of the kernel for all GPUs. `None` if it is right. Each width is tried once in a process.
+/// The fault of FlashInfer's kernel for Hopper on `device` for heads of `head_dim` elements; `None` if it is right. It cannot be
+/// launched, or its result differs from that of the kernel for all GPUs. Each width is tried once in a process.
 ///
 /// An invalid access in the kernel would also end the later work of the process, and a kernel without an end would stop it.
 pub fn hopper_fault(device: &Device, head_dim: usize) -> Option<String> {
