@@ -23,7 +23,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use candlepower_client::{run_bound, run_with_secrets, supervise};
-use candlepower_engine::{RANK_COMMAND, run_rank, wait_for_engines};
+use candlepower_engine::{RANK_COMMAND, return_memory_when_idle, run_rank, wait_for_engines};
 use candlepower_machine::{output_failed, print, print_error};
 use candlepower_server::config::Effective;
 use candlepower_server::{
@@ -49,6 +49,9 @@ const EXIT_USAGE: u8 = 2;
 /// Maximum wait for the engines' threads before the process exits. Without the wait, a thread would still free CUDA memory while exit
 /// handlers run, which can crash the process. A thread that hangs is abandoned.
 const ENGINES_END: Duration = Duration::from_secs(10);
+
+/// Time without work after which a thread for blocking work ends. Until then it keeps memory that others have freed.
+const BLOCKING_KEEP_ALIVE: Duration = Duration::from_secs(2);
 
 const LICENSE: &str = include_str!("../../../LICENSE");
 /// Written by `cargo xtask notices`.
@@ -283,7 +286,9 @@ fn run_server(flags: &ArgMatches) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.enable_all().thread_keep_alive(BLOCKING_KEEP_ALIVE).build();
+    let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
             print_error(format_args!("error: cannot start the async runtime: {error}"));
@@ -291,7 +296,8 @@ fn run_server(flags: &ArgMatches) -> ExitCode {
         }
     };
     // Other commands end soon, so their memory needs no return.
-    allocator::return_freed_memory();
+    allocator::return_freed_memory(runtime.handle().clone());
+    return_memory_when_idle(allocator::collect);
     let result = runtime.block_on(serve(effective, terminal, report::listening));
     // Clients of work that is still being prepared are gone, so nobody waits for it.
     runtime.shutdown_background();

@@ -24,6 +24,7 @@ use crate::{
     config::{EmbedderConfig, EmbedderInfo, StartProgress},
     error::SubmitError,
     gate::{Death, EngineGate, EngineHealth},
+    idle,
     pooled::PoolingRunner,
     queue::QueueSlot,
     running::Running,
@@ -256,7 +257,7 @@ impl Rounds {
     fn run(&mut self) {
         loop {
             if self.jobs.is_empty() {
-                match self.messages.recv() {
+                match idle::wait(&self.messages, &self.pool) {
                     Ok(job) => self.admit(job),
                     Err(_) => return,
                 }

@@ -22,6 +22,7 @@ use crate::{
     EngineInfo, EngineMetrics, Error, PromptImage, Request, Result, TokenLogprobs,
     constraint::{Constraint, ConstraintWork, Done, Room, SampledToken, Taken},
     gate::EngineGate,
+    idle,
     image_slots::StepImage,
     ranks::Ranks,
     rope_positions::rope_of,
@@ -141,7 +142,7 @@ impl Engine {
     /// Takes the messages that are there, and waits for one if there is nothing else to do. False at the end.
     fn receive(&mut self) -> bool {
         if self.is_idle() {
-            match self.messages.recv() {
+            match idle::wait(&self.messages, self.ranks.pool()) {
                 Ok(message) => self.take(message),
                 Err(_) => return false,
             }
