@@ -25,7 +25,7 @@ use std::time::Duration;
 use candlepower_client::{run_bound, run_with_secrets, supervise};
 use candlepower_engine::{RANK_COMMAND, return_memory_when_idle, run_rank, wait_for_engines};
 use candlepower_machine::{output_failed, print, print_error};
-use candlepower_server::config::Effective;
+use candlepower_server::config::{Effective, number_error};
 use candlepower_server::{
     CONSTRAINT_COMMAND, EndOfLog, ServeConfig, TEMPLATE_COMMAND, describe_api_keys, init_logging,
     measure_clock, run_template_trial, run_trials, serve, try_in_children,
@@ -200,7 +200,14 @@ fn run_command(args: Vec<OsString>) -> ExitCode {
     for note in &translated.notes {
         print_error(format_args!("note: {note}"));
     }
-    let matches = command.clone().get_matches_from(translated.args);
+    let matches = match command.clone().try_get_matches_from(translated.args) {
+        Ok(matches) => matches,
+        Err(error) => {
+            let Some(message) = number_error(&error) else { error.exit() };
+            print_error(format_args!("error: {message}\n\nFor more information, try '--help'."));
+            return ExitCode::from(EXIT_USAGE);
+        }
+    };
     let (name, flags) =
         matches.subcommand().expect("clap refuses a command line without a subcommand");
     match name {

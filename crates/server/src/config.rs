@@ -4,6 +4,7 @@
 //! a field here and a line in `configs/default.toml`.
 
 mod environment;
+mod numbers;
 mod otlp;
 mod parsers;
 mod print;
@@ -23,6 +24,7 @@ use candlepower_media::{AllowedDomain, FetchPolicy};
 use clap::{ArgAction, Args};
 use ipnet::IpNet;
 
+pub use numbers::number_error;
 pub use otlp::OtlpEndpoint;
 pub use parsers::{ParserChoice, ReasoningParser, ToolCallParser};
 use parsers::{reasoning_parser, tool_call_parser};

@@ -10,6 +10,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
 
 use super::environment::{HUB_TOKEN, Names};
+use super::numbers::number_error;
 use super::{Framework, ServeConfig};
 
 /// Settings that only the command line has, because they name the source of the others.
@@ -379,6 +380,9 @@ fn texts(value: toml::Value) -> Result<Vec<OsString>, String> {
 
 /// The first line of clap's error, without the usage.
 fn first_line(error: &clap::Error) -> String {
+    if let Some(message) = number_error(error) {
+        return message;
+    }
     let text = error.to_string();
     let line = text.lines().next().unwrap_or_default();
     let line = line.strip_prefix("error: ").unwrap_or(line).to_owned();
