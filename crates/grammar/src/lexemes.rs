@@ -74,40 +74,105 @@ impl Digits {
         self.behind_point = self.behind_point.max(most(behind.len(), -exponent));
     }
 
-    /// A regular expression for numbers with these digits in the range of double precision, and for all other lexemes.
-    fn regex(self) -> String {
-        let before_point = format!("[0-9]{{1,{}}}", self.before_point);
-        format!(r"[^\-0-9](?s:.*)|{}", self.numbers(&before_point))
+    /// Numbers with these digits in the range of double precision, and all other lexemes.
+    fn lexemes(self) -> RegexAst {
+        let others = RegexAst::Regex(r"[^\-0-9](?s:.*)".to_owned());
+        either([others, self.numbers(digits(1, self.before_point))])
     }
 
     /// The library's [`INTEGER`] with these digits.
-    fn integer(self) -> String {
-        format!("-?(0|[1-9][0-9]{{0,{}}})", self.before_point - 1)
+    fn integer(self) -> RegexAst {
+        sequence([optional(byte(b'-')), self.whole()])
     }
 
     /// The library's [`NUMBER`] with these digits, in the range of double precision.
-    fn number(self) -> String {
-        self.numbers(&format!("(0|[1-9][0-9]{{0,{}}})", self.before_point - 1))
+    fn number(self) -> RegexAst {
+        self.numbers(self.whole())
     }
 
-    /// Numbers whose digits before the point match `before_point`.
-    fn numbers(self, before_point: &str) -> String {
-        let behind_point = self.behind_point;
-        let behind = format!(r"(\.[0-9]{{1,{behind_point}}})?");
+    /// Digits before the point, without zeros at the front.
+    fn whole(self) -> RegexAst {
+        either([byte(b'0'), sequence([digit(1, 9), digits(0, self.before_point - 1)])])
+    }
+
+    /// Numbers whose digits before the point match `before_point`. They are not written as text, since parsing it takes a fifth of the
+    /// time to compile a small schema with a number.
+    fn numbers(self, before_point: RegexAst) -> RegexAst {
+        let fraction = |digits| optional(sequence([byte(b'.'), digits]));
+        let power = |exponent| sequence([either([byte(b'e'), byte(b'E')]), exponent]);
+        let number =
+            |parts: Vec<RegexAst>| sequence([optional(byte(b'-')), RegexAst::Concat(parts)]);
+        let sign = |allowed: &[u8]| optional(either(allowed.iter().copied().map(byte)));
+        let behind_point = fraction(digits(1, self.behind_point));
         // With more digits, the range of exponents depends on the mantissa and is not limited exactly.
         if self != Self::USUAL {
-            return format!(r"-?{before_point}{behind}([eE][+-]?[0-9]{{1,3}})?");
+            let power = power(sequence([sign(b"+-"), digits(1, 3)]));
+            return number(vec![before_point, behind_point, optional(power)]);
         }
-        let small =
-            r"-([0-9]{1,2}|[0-2][0-9]{2}|30[0-8])|\+?([0-9]{1,2}|[01][0-9]{2}|2[0-7][0-9]|28[0-7])";
         // 20 digits with an exponent of at most 287 are below 1e308. Beyond it, one digit is allowed up to 307, and
         // at 308 no more than 1.69.
-        let large = r"\+?(28[89]|29[0-9]|30[0-7])";
-        format!(
-            r"-?{before_point}{behind}([eE]({small}))?|-?[0-9]{behind}[eE]{large}|-?[01](\.[0-6][0-9]{{0,{}}})?[eE]\+?308",
-            behind_point - 1
-        )
+        let small = either([
+            sequence([byte(b'-'), up_to([3, 0, 8])]),
+            sequence([sign(b"+"), up_to([2, 8, 7])]),
+        ]);
+        let from_288 = either([
+            sequence([byte(b'2'), byte(b'8'), digit(8, 9)]),
+            sequence([byte(b'2'), byte(b'9'), digit(0, 9)]),
+            sequence([byte(b'3'), byte(b'0'), digit(0, 7)]),
+        ]);
+        let large = sequence([sign(b"+"), from_288]);
+        let largest = sequence([sign(b"+"), RegexAst::Literal("308".to_owned())]);
+        let below_7 = fraction(sequence([digit(0, 6), digits(0, self.behind_point - 1)]));
+        either([
+            number(vec![before_point, behind_point.clone(), optional(power(small))]),
+            number(vec![digit(0, 9), behind_point, power(large)]),
+            number(vec![digit(0, 1), below_7, power(largest)]),
+        ])
     }
+}
+
+/// One to three digits of a number of at most `max`, with zeros at the front or without them.
+fn up_to([hundreds, tens, ones]: [u8; 3]) -> RegexAst {
+    let exactly = |digit: u8| byte(b'0' + digit);
+    let mut parts = vec![
+        digits(1, 2),
+        sequence([digit(0, hundreds - 1), digits(2, 2)]),
+        sequence([exactly(hundreds), exactly(tens), digit(0, ones)]),
+    ];
+    if let Some(below) = tens.checked_sub(1) {
+        parts.push(sequence([exactly(hundreds), digit(0, below), digit(0, 9)]));
+    }
+    RegexAst::Or(parts)
+}
+
+fn byte(byte: u8) -> RegexAst {
+    RegexAst::Byte(byte)
+}
+
+/// One digit between these two.
+fn digit(from: u8, to: u8) -> RegexAst {
+    let mut set = vec![0; 256 / 32];
+    for byte in b'0' + from..=b'0' + to {
+        set[usize::from(byte / 32)] |= 1 << (byte % 32);
+    }
+    RegexAst::ByteSet(set)
+}
+
+/// Between `least` and `most` digits.
+fn digits(least: usize, most: usize) -> RegexAst {
+    RegexAst::Repeat(Box::new(digit(0, 9)), least as u32, most as u32)
+}
+
+fn optional(part: RegexAst) -> RegexAst {
+    RegexAst::Repeat(Box::new(part), 0, 1)
+}
+
+fn sequence<const N: usize>(parts: [RegexAst; N]) -> RegexAst {
+    RegexAst::Concat(parts.into())
+}
+
+fn either(parts: impl IntoIterator<Item = RegexAst>) -> RegexAst {
+    RegexAst::Or(parts.into_iter().collect())
 }
 
 /// The grammar with stricter lexemes.
@@ -252,7 +317,8 @@ impl Tightening {
         let exact = self.with_integers(spec, old)?;
         let expression = exact.unwrap_or(old);
         if is_additional_name(spec, old) {
-            let one_spelling = or_make(self.one_spelling, spec, || ONE_SPELLING.to_owned())?;
+            let one_spelling =
+                or_make(self.one_spelling, spec, || RegexAst::Regex(ONE_SPELLING.to_owned()))?;
             self.one_spelling = Some(one_spelling);
             let both = both(spec, expression, one_spelling)?;
             if !self.has_text(spec, both) {
@@ -276,7 +342,7 @@ impl Tightening {
         if self.begins_without_digit(spec, old) {
             return Ok(exact);
         }
-        let digits = or_make(self.digits, spec, || self.limits.regex())?;
+        let digits = or_make(self.digits, spec, || self.limits.lexemes())?;
         self.digits = Some(digits);
         both(spec, expression, digits).map(Some)
     }
@@ -290,7 +356,7 @@ impl Tightening {
             () if text == *number => self.limits.number(),
             () => return Ok(None),
         };
-        make(spec, &stricter).map(Some)
+        make(spec, stricter).map(Some)
     }
 
     /// Whether a lexeme certainly is not a number.
@@ -322,18 +388,17 @@ fn shown(builder: &RegexBuilder, expression: ExprRef) -> String {
     builder.exprset().expr_to_string_max_len(expression, 1 << 10)
 }
 
-fn make(spec: &mut LexerSpec, regex: &str) -> Result<ExprRef> {
-    let made = spec.regex_builder.mk(&RegexAst::Regex(regex.to_owned()));
-    made.map_err(|error| refused(&error))
+fn make(spec: &mut LexerSpec, regex: RegexAst) -> Result<ExprRef> {
+    spec.regex_builder.mk(&regex).map_err(|error| refused(&error))
 }
 
 /// An expression that was made before, or a new one.
 fn or_make(
     made: Option<ExprRef>,
     spec: &mut LexerSpec,
-    regex: impl FnOnce() -> String,
+    regex: impl FnOnce() -> RegexAst,
 ) -> Result<ExprRef> {
-    made.map_or_else(|| make(spec, &regex()), Ok)
+    made.map_or_else(|| make(spec, regex()), Ok)
 }
 
 /// The intersection of two expressions.
@@ -383,9 +448,9 @@ mod tests {
         for digits in [Digits::USUAL, Digits { before_point: 24, behind_point: 25 }] {
             for (library, own) in [(INTEGER, digits.integer()), (NUMBER, digits.number())] {
                 let mut builder = RegexBuilder::new();
-                let mut made =
-                    |regex: &str| builder.mk(&RegexAst::Regex(regex.to_owned())).unwrap();
-                let (library, limited, own) = (made(library), made(&digits.regex()), made(&own));
+                let library = RegexAst::Regex(library.to_owned());
+                let [library, limited, own] =
+                    [library, digits.lexemes(), own].map(|regex| builder.mk(&regex).unwrap());
                 let mut without = |parts: &[ExprRef], excluded: &[ExprRef]| {
                     let and = |parts: &[ExprRef]| {
                         RegexAst::And(parts.iter().copied().map(RegexAst::ExprRef).collect())
