@@ -386,7 +386,10 @@ measure() {
   check deterministic-chunks same_answers "$answers" --max-model-len 2304 --max-num-batched-tokens 512
   # The cache holds about a third of what 64 prompts need.
   check deterministic-preempted same_answers "$answers" --max-model-len 2304 --kv-cache-memory 3Gi
-  bench llama-fp8-cache "${llama[@]}" --batch 256 --input-tokens 1000 --output-tokens 32 --kv-cache-dtype fp8
+  # Decodes over an FP8 cache by the own kernel, and by FlashInfer's. The log says whether the own one passed its trial.
+  local fp8_cache=("${llama[@]}" --batch 64,256 --input-tokens 1000 --output-tokens 32 --kv-cache-dtype fp8)
+  bench llama-fp8-cache "${fp8_cache[@]}"
+  CANDLEPOWER_FP8_DECODE=flashinfer bench llama-fp8-cache-flashinfer "${fp8_cache[@]}"
   bench llama-eager "${llama[@]}" --batch 1,64 --input-tokens 128 --output-tokens 64 --enforce-eager
   local qwen=(qwen2.5-0.5b --max-model-len 4096 --max-num-batched-tokens 8192)
   http llama-http "${llama[@]}" --max-num-seqs 256

@@ -17,6 +17,8 @@ use candlepower_kernels::{
     rms_norm_reference, rope_reference,
 };
 
+use float8::F8E4M3;
+
 use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, to_vec};
 use crate::latent;
 use crate::rows::effective;
@@ -478,9 +480,21 @@ impl Step {
         gpu: &Gpu,
         random: &mut Random,
         shape: &Shape,
-        ((dtype, cache_dtype), seqs): ((DType, DType), &[(usize, usize)]),
+        of: ((DType, DType), &[(usize, usize)]),
     ) -> Self {
-        let config = config(160, shape.kv_heads, shape.head_dim);
+        Self::in_blocks(gpu, random, shape, of, (160, 16))
+    }
+
+    /// The same in a cache with other numbers of blocks and of tokens in a block.
+    pub(crate) fn in_blocks(
+        gpu: &Gpu,
+        random: &mut Random,
+        shape: &Shape,
+        ((dtype, cache_dtype), seqs): ((DType, DType), &[(usize, usize)]),
+        (num_blocks, block_size): (usize, usize),
+    ) -> Self {
+        let config = config(num_blocks, shape.kv_heads, shape.head_dim);
+        let config = KvCacheConfig { block_size, ..config };
         let dims = [config.num_blocks, config.num_kv_heads, config.block_size, config.head_dim];
         let elements: usize = dims.iter().product();
         let [on_gpu_keys, on_gpu_values] =
@@ -522,8 +536,50 @@ impl Step {
         }
     }
 
+    /// The same q, and a cache of FP8 with these scales. It has all codes that are numbers, and NaN where no sequence has a
+    /// position.
+    pub(crate) fn with_all_codes(mut self, gpu: &Gpu, random: &mut Random, scales: KvScales) -> Self {
+        const NAN: u8 = 0x7f;
+        let dims = self.layer.keys.dims().to_vec();
+        let [kv_heads, block_size, head_dim] = [dims[1], dims[2], dims[3]];
+        let mut codes = [vec![NAN; dims.iter().product()], vec![NAN; dims.iter().product()]];
+        for (seq, context_len) in self.meta.context_len.iter().enumerate() {
+            let table = &self.meta.block_tables[seq * self.meta.max_blocks..];
+            for position in 0..*context_len as usize {
+                let block = table[position / block_size] as usize;
+                for head in 0..kv_heads {
+                    let row = (block * kv_heads + head) * block_size + position % block_size;
+                    for codes in &mut codes {
+                        for code in &mut codes[row * head_dim..][..head_dim] {
+                            *code = (random.below(127) + 128 * random.below(2)) as u8;
+                        }
+                    }
+                }
+            }
+        }
+        let [keys, values] = codes.map(|codes| -> Vec<F8E4M3> {
+            codes.into_iter().map(F8E4M3::from_bits).collect()
+        });
+        for slot in 0..self.config.num_blocks * block_size {
+            for head in 0..kv_heads {
+                for dim in 0..head_dim {
+                    let order = CacheOrder::Single;
+                    let (key, value) =
+                        reshape_and_cache_reference(&self.config, order, slot, (head, dim));
+                    self.keys[key] = keys[value].to_f32() * scales.key;
+                }
+            }
+        }
+        self.values = values.iter().map(|value| value.to_f32() * scales.value).collect();
+        let [keys, values] = [keys, values].map(|codes| {
+            Tensor::from_vec(codes, &dims[..], &Device::Cpu).unwrap().to_device(gpu.device()).unwrap()
+        });
+        self.layer = PagedLayer { keys, values, scales };
+        self
+    }
+
     /// The same q and cache with other sequences.
-    fn with_lengths(&self, random: &mut Random, seqs: &[(usize, usize)]) -> Self {
+    pub(crate) fn with_lengths(&self, random: &mut Random, seqs: &[(usize, usize)]) -> Self {
         Self { meta: metadata(random, &self.config, seqs), ..self.clone() }
     }
 
