@@ -457,6 +457,7 @@ compare_all() {
   done
   goldens 1 a_gpu_computes_every_architecture
   goldens 1 chunks::a_gpu_computes_long_prompts_of_hybrids long-prompts
+  goldens 1 fp8_cache::a_gpu_decodes_over_a_cache_in_fp8 fp8-cache
   goldens 1 a_gpu_gives_a_token_the_same_bits_in_every_step same-bits
   TEST_SECONDS=150
   check goldens-transformers beside_transformers

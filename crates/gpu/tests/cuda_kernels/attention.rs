@@ -538,7 +538,12 @@ impl Step {
 
     /// The same q, and a cache of FP8 with these scales. It has all codes that are numbers, and NaN where no sequence has a
     /// position.
-    pub(crate) fn with_all_codes(mut self, gpu: &Gpu, random: &mut Random, scales: KvScales) -> Self {
+    pub(crate) fn with_all_codes(
+        mut self,
+        gpu: &Gpu,
+        random: &mut Random,
+        scales: KvScales,
+    ) -> Self {
         const NAN: u8 = 0x7f;
         let dims = self.layer.keys.dims().to_vec();
         let [kv_heads, block_size, head_dim] = [dims[1], dims[2], dims[3]];
@@ -557,9 +562,8 @@ impl Step {
                 }
             }
         }
-        let [keys, values] = codes.map(|codes| -> Vec<F8E4M3> {
-            codes.into_iter().map(F8E4M3::from_bits).collect()
-        });
+        let [keys, values] = codes
+            .map(|codes| -> Vec<F8E4M3> { codes.into_iter().map(F8E4M3::from_bits).collect() });
         for slot in 0..self.config.num_blocks * block_size {
             for head in 0..kv_heads {
                 for dim in 0..head_dim {
@@ -572,7 +576,10 @@ impl Step {
         }
         self.values = values.iter().map(|value| value.to_f32() * scales.value).collect();
         let [keys, values] = [keys, values].map(|codes| {
-            Tensor::from_vec(codes, &dims[..], &Device::Cpu).unwrap().to_device(gpu.device()).unwrap()
+            Tensor::from_vec(codes, &dims[..], &Device::Cpu)
+                .unwrap()
+                .to_device(gpu.device())
+                .unwrap()
         });
         self.layer = PagedLayer { keys, values, scales };
         self

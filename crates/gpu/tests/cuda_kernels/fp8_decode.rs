@@ -157,7 +157,10 @@ pub(crate) fn trial(gpu: &Gpu) {
             for kernel in [DecodeKernelOfFp8::Own, DecodeKernelOfFp8::FlashInfer] {
                 let found = result(gpu.device(), kernel);
                 let difference = cuda::trial_difference(&found, &expected, head_dim);
-                assert!(difference <= MOST, "{kernel:?}: heads of {head_dim} differ by {difference}");
+                assert!(
+                    difference <= MOST,
+                    "{kernel:?}: heads of {head_dim} differ by {difference}"
+                );
                 println!("{kernel:?}, {dtype:?}: heads of {head_dim} differ by {difference:.4}");
                 // Outputs of another kernel would be far away.
                 let shifted: Vec<f32> = [&expected[head_dim..], &expected[..head_dim]].concat();

@@ -19,7 +19,9 @@ fn describe(choices: &[Fp8DecodeChoice]) -> Option<AttentionLine> {
     let text = match (own, obstacle) {
         (0, None) => return None,
         (0, Some(obstacle)) => {
-            format!("attention of decodes over the FP8 cache by FlashInfer's kernel: for the own one, {obstacle}")
+            format!(
+                "attention of decodes over the FP8 cache by FlashInfer's kernel: for the own one, {obstacle}"
+            )
         }
         (_, None) => "attention of decodes over the FP8 cache by the own kernel".to_owned(),
         (_, Some(obstacle)) => format!(

@@ -7,7 +7,7 @@ use super::super::launch::{Address, CUstream, Launch, describe};
 use super::ffi::RunArgs;
 use super::ordered::{OrderedAttentionArgs, candlepower_ordered_attention};
 use crate::operands::{
-    AttentionSpec, Item, NARROW_ROWS, PlanCapacity, Pieces, RESIDENT_BLOCKS, Workers,
+    AttentionSpec, Item, NARROW_ROWS, Pieces, PlanCapacity, RESIDENT_BLOCKS, Workers,
 };
 
 const KERNEL: &str = "fp8_decode";
@@ -93,10 +93,8 @@ impl Fp8Decode {
         write(self.pieces_at(), &mut pieces.iter().flat_map(|piece| piece.words()));
         write(MERGES_AT, &mut merges.iter().flat_map(|merge| merge.words()));
         let bytes = |first: usize, items: usize| 4 * first..4 * (first + items * ITEM_WORDS);
-        let written = [
-            0..bytes(self.pieces_at(), pieces.len()).end,
-            bytes(MERGES_AT, merges.len()),
-        ];
+        let written =
+            [0..bytes(self.pieces_at(), pieces.len()).end, bytes(MERGES_AT, merges.len())];
         // Blocks beyond those that run at once would only take time to start.
         let most = (2 * RESIDENT_BLOCKS / (self.kv_heads * self.group)).max(1);
         (written, if is_fixed { most.min(count) } else { merges.len() })

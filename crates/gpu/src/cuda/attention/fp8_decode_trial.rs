@@ -41,7 +41,8 @@ pub fn fp8_decode_fault(
 ) -> Option<String> {
     type Fault = OnceLock<Option<String>>;
     static FAULTS: [[[Fault; GROUPS.len()]; DTYPES.len()]; HEAD_DIMS.len()] =
-        [const { [const { [const { OnceLock::new() }; GROUPS.len()] }; DTYPES.len()] }; HEAD_DIMS.len()];
+        [const { [const { [const { OnceLock::new() }; GROUPS.len()] }; DTYPES.len()] };
+            HEAD_DIMS.len()];
     let Some(width) = HEAD_DIMS.iter().position(|known| *known == cache.head_dim) else {
         return Some(format!("it has no heads of {} elements", cache.head_dim));
     };

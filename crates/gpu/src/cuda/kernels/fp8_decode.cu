@@ -445,6 +445,15 @@ void with_fp8_decode(int32_t head_dim, int32_t group, Call call) {
   }
 }
 
+// Lets a kernel's blocks have the shared memory that the launch asks for, and a multiprocessor as many of them as it can hold:
+// the launch relies on all blocks running at once.
+template <typename Shape, typename Kernel>
+cudaError_t allow_shared(Kernel kernel, Shape) {
+  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes);
+  if (status != cudaSuccess) return status;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+}
+
 inline bool has_fp8_decode(int32_t head_dim, int32_t group) {
   return (head_dim == 64 || head_dim == 128 || head_dim == 256) && group >= 1 && group <= 16;
 }
@@ -462,7 +471,7 @@ extern "C" int32_t candlepower_fp8_decode(const Fp8DecodeArgs* args, cudaStream_
     with_fp8_decode<decltype(zero)>(args->head_dim, group, [&](auto kernel, auto shape) {
       using Shape = decltype(shape);
       // The result is ignored because the launch fails with the same error.
-      (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes);
+      (void)allow_shared(kernel, shape);
       launch_early(kernel, dim3(args->workers, args->kv_heads), Shape::kThreads, stream, *args, Shape::kBytes);
     });
   });
@@ -480,7 +489,7 @@ extern "C" int32_t candlepower_fp8_decode_room(Fp8DecodeRoom* room, cudaStream_t
   const int32_t launched = with_half_type(room->dtype, [&](auto zero) {
     with_fp8_decode<decltype(zero)>(room->head_dim, room->group, [&](auto kernel, auto shape) {
       using Shape = decltype(shape);
-      status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes);
+      status = allow_shared(kernel, shape);
       if (status != cudaSuccess) return;
       status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, Shape::kThreads, Shape::kBytes);
     });
