@@ -13,7 +13,7 @@ const ROUND_UNITS: usize = 4;
 pub(crate) struct Piece {
     /// Index of the sequence.
     pub(crate) seq: u32,
-    /// Place of the sequence's first page among the page indices.
+    /// Index of the sequence's first page among the page indices.
     pub(crate) first_page: u32,
     /// First unit of keys.
     pub(crate) first_unit: u32,

@@ -65,10 +65,10 @@ pub(crate) fn fp8_decode(gpu: &Gpu) {
     for (index, case) in CASES.into_iter().enumerate() {
         for dtype in HALVES {
             let step = step(gpu, &mut random, case, dtype, &decodes(&LENGTHS));
-            // Scores of all sizes, and the largest and the smallest codes.
+            // Scores of all sizes, and the largest and the smallest values of e4m3.
             let scales = KvScales { key: 0.02, value: 0.01 };
-            let all_codes = step.clone().with_all_codes(gpu, &mut random, scales);
-            for step in [step, all_codes] {
+            let all_values = step.clone().with_all_values(gpu, &mut random, scales);
+            for step in [step, all_values] {
                 let bytes = PARTIALS[usize::from(index % 4 == 3)];
                 let mut plan = plan(gpu, &step, bytes, case.6);
                 let fitted = attend(gpu, &step, &mut plan, LaunchShape::Fitted);

@@ -1,15 +1,16 @@
 // Attention of decodes over an FP8 cache: one query a sequence, whose heads that share a KV head are computed together.
 //
 // FlashInfer's kernel on tensor cores converts keys and values to 16 bits in registers that are arranged for 16-bit
-// elements, which costs shuffles. Here the order of elements is chosen so that a word of four codes becomes two operands
-// of `mma` by shifts and masks alone:
+// elements, which costs shuffles. Here the order of elements is chosen so that a word of four e4m3 values becomes two
+// operands of `mma` by shifts and masks alone:
 //
 // - Scores are q k^T, where keys are the columns. The sum over a head may take its elements in any order, so each lane
-//   takes the four adjacent codes that a row of `ldmatrix` gives it, and the query is arranged likewise.
+//   takes the four adjacent values that a row of `ldmatrix` gives it, and the query is arranged likewise.
 // - Outputs are computed transposed, v^T p^T. The transposed rows of `ldmatrix` give each lane two adjacent elements of
 //   two keys. They belong to two rows of v^T, an even and an odd one.
 //
-// A code, shifted to the exponent and mantissa of the 16-bit type, is its value times a power of two, exactly (`Fp8Code`).
+// The bits of an e4m3 value, shifted to the exponent and mantissa of the 16-bit type, are the value times a power of two,
+// exactly (`Fp8Bits`).
 // Other factors make up for it, so that no number is multiplied.
 //
 // A warp computes units of 16 keys, and keeps the copies of its next units in flight. The four warps of a block take turns
@@ -25,7 +26,7 @@ namespace candlepower {
 // Units of one sequence that a block computes.
 struct Fp8DecodePiece {
   uint32_t seq;
-  uint32_t first_page;  // place of the sequence's first page among the page indices
+  uint32_t first_page;  // index of the sequence's first page among the page indices
   uint32_t first_unit;
   uint32_t end_unit;
   uint32_t context;     // positions in the cache
@@ -55,13 +56,13 @@ struct Fp8DecodeArgs {
   int32_t block_size;            // a multiple of 16
   int32_t dtype;
   int32_t window;                // a query sees this many positions up to its own; 0: all
-  float scale;                   // factor on the products of queries with codes
+  float scale;                   // factor on the products of queries with keys as stored
   float softcap;                 // 0: none
   float value_scale;             // factor on the values as stored
 };
 static_assert(sizeof(Fp8DecodeArgs) == 120, "as in src/cuda/attention/fp8_decode.rs");
 
-// What to find the number of blocks for that run at once.
+// A kind of layers, and how many blocks run at once for it.
 struct Fp8DecodeRoom {
   int32_t head_dim;
   int32_t group;
@@ -70,17 +71,17 @@ struct Fp8DecodeRoom {
 };
 static_assert(sizeof(Fp8DecodeRoom) == 16, "as in src/cuda/attention/fp8_decode.rs");
 
-// How codes become elements of T. Bits 0 to 6 of a code are exponent and mantissa, and move to the lowest bit of T's exponent.
-// The result is too small by the difference of both exponent biases, 120 or 8. It is exact for numbers below the normal
-// range of e4m3, too: T has them below its own normal range, which tensor cores keep. The codes of NaN become 480.
+// The conversion of e4m3 values to elements of T. Bits 0 to 6 are exponent and mantissa, and move to the lowest bit of T's exponent.
+// The result is too small by the difference of both exponent biases, 120 or 8. It is exact below the normal range of e4m3,
+// too: there the result is below the normal range of T, which tensor cores keep. NaN becomes 480.
 //
 // In bf16 the query is multiplied by 2^60, and so are softmax weights. Scores and outputs are too small by 2^60 then, far
 // from both ends of the range of f32. Queries must be below 2^67.
 template <typename T>
-struct Fp8Code;
+struct Fp8Bits;
 
 template <>
-struct Fp8Code<__nv_bfloat16> {
+struct Fp8Bits<__nv_bfloat16> {
   static constexpr int32_t kShift = 4;
   static constexpr uint32_t kNumber = 0x07f007f0u;
   static constexpr float kQueryFactor = 0x1p60f;
@@ -91,7 +92,7 @@ struct Fp8Code<__nv_bfloat16> {
 };
 
 template <>
-struct Fp8Code<__half> {
+struct Fp8Bits<__half> {
   static constexpr int32_t kShift = 1;
   static constexpr uint32_t kNumber = 0x3f803f80u;
   static constexpr float kQueryFactor = 1.0f;
@@ -101,13 +102,13 @@ struct Fp8Code<__half> {
   static constexpr float kOutputFactor = 1.0f;
 };
 
-// Converts four codes: those at even places to `even`, the others to `odd`.
+// Converts four e4m3 values: the first and the third to `even`, the others to `odd`.
 template <typename T>
-__device__ __forceinline__ void widen_codes(uint32_t codes, uint32_t& even, uint32_t& odd) {
-  using Code = Fp8Code<T>;
+__device__ __forceinline__ void widen_values(uint32_t bytes, uint32_t& even, uint32_t& odd) {
+  using Bits = Fp8Bits<T>;
   constexpr uint32_t kSigns = 0x80008000u;
-  even = (codes << 8 & kSigns) | (codes << (8 - Code::kShift) & Code::kNumber);
-  odd = (codes & kSigns) | (codes >> Code::kShift & Code::kNumber);
+  even = (bytes << 8 & kSigns) | (bytes << (8 - Bits::kShift) & Bits::kNumber);
+  odd = (bytes & kSigns) | (bytes >> Bits::kShift & Bits::kNumber);
 }
 
 // 2^x, or zero below the normal range of f32.
@@ -127,7 +128,7 @@ template <int32_t kDim, int32_t kHeadTiles>
 struct Fp8DecodeShape {
   static constexpr int32_t kThreads = kUnitWarps * kWarp;
   static constexpr int32_t kHeads = 8 * kHeadTiles;
-  static constexpr int32_t kChunks = kDim / 16;  // of 16 bytes in a key
+  static constexpr int32_t kChunks = kDim / 16;  // 16 bytes each, in a key
   static constexpr int32_t kUnitBytes = kUnitKeys * kDim;
   // A narrow unit has few bytes, so more of them are in flight. Wide ones leave no room for more.
   static constexpr int32_t kStages = kDim == 64 ? 4 : kDim == 128 ? 3 : 2;
@@ -143,7 +144,7 @@ struct Fp8DecodeShape {
   static constexpr int32_t kBlocks = kDim == 64 ? (kHeadTiles == 1 ? 6 : 4) : (kDim == 128 ? 5 : 4) - kHeadTiles;
 };
 
-// What changes the places of a row's chunks.
+// The bits that change the places of a row's chunks.
 template <int32_t kChunks>
 __device__ __forceinline__ int32_t row_bits(int32_t row) {
   return kChunks == 4 ? row / 2 % 4 : row % 8;
@@ -151,7 +152,7 @@ __device__ __forceinline__ int32_t row_bits(int32_t row) {
 
 // Index of a chunk of 16 bytes in rows of `kChunks`. Eight rows' chunks of one number lie in different banks.
 template <int32_t kChunks>
-__device__ __forceinline__ int32_t code_chunk(int32_t row, int32_t chunk) {
+__device__ __forceinline__ int32_t value_chunk(int32_t row, int32_t chunk) {
   return row * kChunks + (chunk ^ row_bits<kChunks>(row));
 }
 
@@ -159,7 +160,7 @@ template <typename T, int32_t kDim, int32_t kHeadTiles>
 __global__ void __launch_bounds__(Fp8DecodeShape<kDim, kHeadTiles>::kThreads, Fp8DecodeShape<kDim, kHeadTiles>::kBlocks)
     fp8_decode_kernel(Fp8DecodeArgs args) {
   using Shape = Fp8DecodeShape<kDim, kHeadTiles>;
-  using Code = Fp8Code<T>;
+  using Bits = Fp8Bits<T>;
   constexpr int32_t kChunks = Shape::kChunks;
   constexpr int32_t kStages = Shape::kStages;
   // Operands of the query: 16 elements of 16 heads, or 32 elements of 8 heads.
@@ -176,7 +177,7 @@ __global__ void __launch_bounds__(Fp8DecodeShape<kDim, kHeadTiles>::kThreads, Fp
   const int32_t group = args.heads / args.kv_heads;
   const uint32_t kv_head = blockIdx.y;
   const uint32_t stages = shared_address(bytes) + warp * kStages * Shape::kStageBytes;
-  const uint32_t own_place = code_chunk<kChunks>(lane / kChunks, lane % kChunks) * 16;
+  const uint32_t own_place = value_chunk<kChunks>(lane / kChunks, lane % kChunks) * 16;
   const uint32_t end = args.starts[blockIdx.x + 1];
   const uint32_t begin = args.starts[blockIdx.x];
 
@@ -208,7 +209,7 @@ __global__ void __launch_bounds__(Fp8DecodeShape<kDim, kHeadTiles>::kThreads, Fp
       constexpr int32_t kCopyBytes = 16 * kWarp;
 #pragma unroll
       for (int32_t i = 0; i < Shape::kUnitBytes / kCopyBytes; ++i) {
-        // `code_chunk` of chunk `i * kWarp + lane`: the rows of earlier copies change bits of the place alone.
+        // `value_chunk` of chunk `i * kWarp + lane`: the rows of earlier copies change bits of the place alone.
         const uint32_t place = to + i * kCopyBytes + (own_place ^ row_bits<kChunks>(i * kWarp / kChunks) * 16);
         copy_chunk(place, keys + i * kCopyBytes);
         copy_chunk(place + Shape::kUnitBytes, values + i * kCopyBytes);
@@ -226,9 +227,9 @@ __global__ void __launch_bounds__(Fp8DecodeShape<kDim, kHeadTiles>::kThreads, Fp
 
   const bool capped = args.softcap > 0.0f;
   // Scores are compared as they are, and multiplied where they become exponents of two.
-  const float score_factor = capped ? 1.0f : Code::kScoreFactor;
-  const float factor = (capped ? args.softcap : args.scale * Code::kScoreFactor) * kLog2OfE;
-  const float before_cap = capped ? args.scale * Code::kScoreFactor / args.softcap : 0.0f;
+  const float score_factor = capped ? 1.0f : Bits::kScoreFactor;
+  const float factor = (capped ? args.softcap : args.scale * Bits::kScoreFactor) * kLog2OfE;
+  const float before_cap = capped ? args.scale * Bits::kScoreFactor / args.softcap : 0.0f;
   int32_t stage = 0;
   for (uint32_t index = begin; index < end; ++index) {
     const Fp8DecodePiece piece = args.pieces[index];
@@ -236,7 +237,7 @@ __global__ void __launch_bounds__(Fp8DecodeShape<kDim, kHeadTiles>::kThreads, Fp
     const int32_t context = static_cast<int32_t>(piece.context);
     const int32_t lowest = args.window > 0 && context > args.window ? context - args.window : 0;
 
-    // The query in the order of elements that `widen_codes` gives keys. Missing heads are zero.
+    // The query in the order of elements that `widen_values` gives keys. Missing heads are zero.
     uint32_t query[kQueries][4];
 #pragma unroll
     for (int32_t i = 0; i < kDim / 16 * kHeadTiles; ++i) {
@@ -249,14 +250,14 @@ __global__ void __launch_bounds__(Fp8DecodeShape<kDim, kHeadTiles>::kThreads, Fp
       if (head >= group) continue;
       const T* from = static_cast<const T*>(args.q) + (first_row + head) * kDim;
       const Vector<T, 4> four = load<4>(from + chunk * 16 + lane % 4 * 4);
-      const auto scaled = [&](int32_t j) { return T(static_cast<float>(four.at[j]) * Code::kQueryFactor); };
+      const auto scaled = [&](int32_t j) { return T(static_cast<float>(four.at[j]) * Bits::kQueryFactor); };
       query[at][half] = pair_bits(scaled(0), scaled(2));
       query[at][2 + half] = pair_bits(scaled(1), scaled(3));
     }
 
-    // Of heads `lane / 4` and 8 further.
+    // The maxima of heads `lane / 4` and 8 further.
     float max[kHeadTiles];
-    // Of heads `lane % 4 * 2` and the next: transposed outputs, and weights.
+    // Transposed outputs, and weights, of heads `lane % 4 * 2` and the next.
     float sums[kDim / 16][kHeadTiles][4] = {};
     float weights[kHeadTiles][4] = {};
 #pragma unroll
@@ -277,12 +278,12 @@ __global__ void __launch_bounds__(Fp8DecodeShape<kDim, kHeadTiles>::kThreads, Fp
       float upper[2][4] = {};
 #pragma unroll
       for (int32_t step = 0; step < kDim / 32; ++step) {
-        uint32_t codes[4];
-        load_matrices(codes, keys + code_chunk<kChunks>(lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2) * 16);
+        uint32_t loaded[4];
+        load_matrices(loaded, keys + value_chunk<kChunks>(lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2) * 16);
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i) {
           uint32_t operand[2];
-          widen_codes<T>(codes[i], operand[0], operand[1]);
+          widen_values<T>(loaded[i], operand[0], operand[1]);
           if constexpr (kHeadTiles == 2) {
             multiply(scores[i / 2], query[2 * step + i % 2], operand, T());
           } else {
@@ -341,25 +342,25 @@ __global__ void __launch_bounds__(Fp8DecodeShape<kDim, kHeadTiles>::kThreads, Fp
       uint32_t rounded[kHeadTiles][2];
 #pragma unroll
       for (int32_t tile = 0; tile < kHeadTiles; ++tile) {
-        const float shift = fmaf(-max[tile], factor, Code::kWeightExponent);
+        const float shift = fmaf(-max[tile], factor, Bits::kWeightExponent);
 #pragma unroll
         for (int32_t half = 0; half < 2; ++half) {
           const float first = power_of_two(fmaf(scores[half][2 * tile], factor, shift));
           const float second = power_of_two(fmaf(scores[half][2 * tile + 1], factor, shift));
           rounded[tile][half] = pair_bits(T(first), T(second));
         }
-        const uint32_t units[4] = {Code::kWeightUnits, Code::kWeightUnits, Code::kWeightUnits, Code::kWeightUnits};
+        const uint32_t units[4] = {Bits::kWeightUnits, Bits::kWeightUnits, Bits::kWeightUnits, Bits::kWeightUnits};
         multiply(weights[tile], units, rounded[tile], T());
       }
 #pragma unroll
       for (int32_t step = 0; step < kDim / 32; ++step) {
-        uint32_t codes[4];
-        load_transposed(codes, values + code_chunk<kChunks>(lane % 16, 2 * step + lane / 16) * 16);
+        uint32_t loaded[4];
+        load_transposed(loaded, values + value_chunk<kChunks>(lane % 16, 2 * step + lane / 16) * 16);
 #pragma unroll
         for (int32_t i = 0; i < 2; ++i) {
           uint32_t operand[4];
-          widen_codes<T>(codes[2 * i], operand[0], operand[1]);
-          widen_codes<T>(codes[2 * i + 1], operand[2], operand[3]);
+          widen_values<T>(loaded[2 * i], operand[0], operand[1]);
+          widen_values<T>(loaded[2 * i + 1], operand[2], operand[3]);
 #pragma unroll
           for (int32_t tile = 0; tile < kHeadTiles; ++tile) multiply(sums[2 * step + i][tile], operand, rounded[tile], T());
         }
@@ -404,7 +405,7 @@ __global__ void __launch_bounds__(Fp8DecodeShape<kDim, kHeadTiles>::kThreads, Fp
       const int32_t dim = i % (kDim / 4) * 4;
       float4 sum = *reinterpret_cast<const float4*>(totals + head * Shape::kRowStride + dim);
       const float denominator = piece.part == kWholeSequence ? denominators[head] : 1.0f;
-      const float to_value = Code::kOutputFactor * args.value_scale / denominator;
+      const float to_value = Bits::kOutputFactor * args.value_scale / denominator;
       sum = {sum.x * to_value, sum.y * to_value, sum.z * to_value, sum.w * to_value};
       if (piece.part == kWholeSequence) {
         store<4>(static_cast<T*>(args.out) + (first_row + head) * kDim + dim, Vector<T, 4>{{T(sum.x), T(sum.y), T(sum.z), T(sum.w)}});
