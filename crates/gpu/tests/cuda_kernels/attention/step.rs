@@ -135,8 +135,8 @@ impl Step {
                 }
             }
         }
-        let [keys, values] = codes
-            .map(|codes| -> Vec<F8E4M3> { codes.into_iter().map(F8E4M3::from_bits).collect() });
+        let [keys, values] =
+            bytes.map(|bytes| bytes.into_iter().map(F8E4M3::from_bits).collect::<Vec<_>>());
         for slot in 0..self.config.num_blocks * block_size {
             for head in 0..kv_heads {
                 for dim in 0..head_dim {
