@@ -49,7 +49,7 @@ mod tests {
         let some = describe(&[own, other.clone()]).unwrap();
         assert!(some.text.ends_with("for the others, it takes no latents"), "{}", some.text);
         assert!(!all.is_refused && !some.is_refused);
-        let none = describe(&[other.clone()]).unwrap();
+        let none = describe(std::slice::from_ref(&other)).unwrap();
         assert!(none.text.ends_with("for the own one, it takes no latents") && !none.is_refused);
         assert!(describe(&[Fp8DecodeChoice { is_fault: true, ..other }]).unwrap().is_refused);
     }
