@@ -386,7 +386,10 @@ measure() {
   check deterministic-chunks same_answers "$answers" --max-model-len 2304 --max-num-batched-tokens 512
   # The cache holds about a third of what 64 prompts need.
   check deterministic-preempted same_answers "$answers" --max-model-len 2304 --kv-cache-memory 3Gi
-  bench llama-fp8-cache "${llama[@]}" --batch 256 --input-tokens 1000 --output-tokens 32 --kv-cache-dtype fp8
+  # Decodes over an FP8 cache by the own kernel, and by FlashInfer's. The log says whether the own one passed its trial.
+  local fp8_cache=("${llama[@]}" --batch 64,256 --input-tokens 1000 --output-tokens 32 --kv-cache-dtype fp8)
+  bench llama-fp8-cache "${fp8_cache[@]}"
+  CANDLEPOWER_FP8_DECODE=flashinfer bench llama-fp8-cache-flashinfer "${fp8_cache[@]}"
   bench llama-eager "${llama[@]}" --batch 1,64 --input-tokens 128 --output-tokens 64 --enforce-eager
   local qwen=(qwen2.5-0.5b --max-model-len 4096 --max-num-batched-tokens 8192)
   http llama-http "${llama[@]}" --max-num-seqs 256
@@ -454,6 +457,7 @@ compare_all() {
   done
   goldens 1 a_gpu_computes_every_architecture
   goldens 1 chunks::a_gpu_computes_long_prompts_of_hybrids long-prompts
+  goldens 1 fp8_cache::a_gpu_decodes_over_a_cache_in_fp8 fp8-cache
   goldens 1 a_gpu_gives_a_token_the_same_bits_in_every_step same-bits
   TEST_SECONDS=150
   check goldens-transformers beside_transformers

@@ -16,9 +16,10 @@ use head_dims::DEVICE_HEAD_DIMS;
 const KERNELS: &str = "src/cuda/kernels";
 
 /// Sources that are compiled once.
-const SOURCES: [&str; 19] = [
+const SOURCES: [&str; 20] = [
     "attention_latent",
     "ordered_attention",
+    "fp8_decode",
     "expert_product",
     "linear_attention",
     "packed_rows",

@@ -58,10 +58,12 @@ impl DeviceRunner {
     ) -> Result<Self> {
         let device = model.device().clone();
         let workspace = model.workspace(size)?;
-        match workspace.describe_prefill() {
-            Some(line) if line.is_refused => tracing::warn!("{}", line.text),
-            Some(line) => tracing::info!("{}", line.text),
-            None => {}
+        for line in [workspace.describe_prefill(), workspace.describe_fp8_decode()] {
+            match line {
+                Some(line) if line.is_refused => tracing::warn!("{}", line.text),
+                Some(line) => tracing::info!("{}", line.text),
+                None => {}
+            }
         }
         let swap = SwapSpace::new(&workspace, num_swap_blocks)?;
         Ok(Self {

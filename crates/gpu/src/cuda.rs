@@ -36,8 +36,8 @@ mod uploads;
 
 pub use activation::{activation, activation_times, gated_activation};
 pub use attention::{
-    AttentionPlan, DecodeKernel, OrderedAttentionPlan, hopper_capability, hopper_fault,
-    hopper_trial, trial_difference,
+    AttentionPlan, DecodeKernel, OrderedAttentionPlan, fp8_decode_fault, fp8_decode_trial,
+    hopper_capability, hopper_fault, hopper_trial, trial_difference,
 };
 pub use cublas_lt::has_fp8_matmul;
 pub use elements::{add, resolve_tokens, scale_and_cap, sigmoid_gate};

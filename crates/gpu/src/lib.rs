@@ -20,12 +20,13 @@ mod tests;
 
 pub use candlepower_kernels::{Error, Result};
 pub use operands::{
-    AttentionSpec, AttentionStep, ExpertMatrices, Fp8Matrix, Fp8Product, Fp8Rows, Fp8Weights,
-    HeadPadding, LatentsToCache, LaunchShape, LayerNorm, MAX_LOGPROBS, Matrix, NO_SLOT, NormWeight,
-    PackedMatrix, PagedCache, PagedLayer, PlanCapacity, PrefillChoice, PrefillKernel, PromptLayers,
-    QkNorm, QkNormOperands, QkvToCache, RECURRENT_KEY_DIMS, REPORT_HEAD, RmsNorm, Routing, RowsOut,
-    SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, StatePool, StateTables,
-    TokenCounts, ValueNorm, fp8_capability, fp8_fault, fp8_product, prefill_kernel,
+    AttentionSpec, AttentionStep, DecodeKernelOfFp8, ExpertMatrices, Fp8DecodeChoice, Fp8Matrix,
+    Fp8Product, Fp8Rows, Fp8Weights, HeadPadding, LatentsToCache, LaunchShape, LayerNorm,
+    MAX_LOGPROBS, Matrix, NO_SLOT, NormWeight, PackedMatrix, PagedCache, PagedLayer, PlanCapacity,
+    PrefillChoice, PrefillKernel, PromptLayers, QkNorm, QkNormOperands, QkvToCache,
+    RECURRENT_KEY_DIMS, REPORT_HEAD, RmsNorm, Routing, RowsOut, SamplerRow, SamplingBatch,
+    SamplingOutput, SamplingScratch, StatePool, StateTables, TokenCounts, ValueNorm,
+    fp8_capability, fp8_decode_kernel, fp8_fault, fp8_product, prefill_kernel,
 };
 pub use ops::{
     AttentionPlan, Fill, Graph, HostBlocks, Matmul, PartialTensor, Readback, Staging, Uploads,

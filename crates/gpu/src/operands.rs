@@ -1,8 +1,11 @@
 //! Operands of the operations: their types, shapes and checks, shared by operations and kernels.
 
 mod attention;
+#[cfg(any(feature = "cuda", test))]
+mod decode_pieces;
 mod experts;
 mod fp8;
+mod fp8_decode;
 mod latent;
 mod linear_attention;
 mod norm;
@@ -19,6 +22,8 @@ pub use attention::{AttentionSpec, AttentionStep, LaunchShape, PlanCapacity};
 pub(crate) use attention::{
     KERNEL as ATTENTION, check_cache, check_spec, check_step, check_window,
 };
+#[cfg(feature = "cuda")]
+pub(crate) use decode_pieces::{Pieces, Workers};
 pub(crate) use experts::check_rows;
 pub use experts::{ExpertMatrices, Routing};
 #[cfg(feature = "cuda")]
@@ -29,6 +34,9 @@ pub(crate) use fp8::block_stride;
 pub use fp8::{
     Fp8Matrix, Fp8Product, Fp8Rows, Fp8Weights, RowsOut, fp8_capability, fp8_fault, fp8_product,
 };
+#[cfg(feature = "cuda")]
+pub(crate) use fp8_decode::fp8_decode_obstacle;
+pub use fp8_decode::{DecodeKernelOfFp8, Fp8DecodeChoice, fp8_decode_kernel};
 pub use latent::LatentsToCache;
 pub(crate) use latent::{HEAD_PRODUCT, HeadShape, LATENTS, LatentShape};
 pub(crate) use linear_attention::{GATE_AXES, SIGMOID_GATE, gate_dims};

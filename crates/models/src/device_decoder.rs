@@ -28,12 +28,13 @@ use crate::{
 };
 
 mod fp8;
+mod fp8_decode;
 mod generations;
 mod prefill;
 mod workspace;
 
 use generations::Region;
-pub use prefill::PrefillLine;
+pub use prefill::AttentionLine;
 pub use workspace::{Workspace, WorkspaceSize};
 use workspace::{plan_all, plan_of};
 

@@ -36,7 +36,7 @@ mod walk;
 pub use cache::{Cache, CacheSize};
 pub use decoder::{Decoder, ForwardInput, GivenRows};
 pub use device_decoder::{
-    DeviceDecoder, DeviceInput, DeviceOutputTokens, PrefillLine, Workspace, WorkspaceSize,
+    AttentionLine, DeviceDecoder, DeviceInput, DeviceOutputTokens, Workspace, WorkspaceSize,
 };
 pub use encoder::{Encoder, EncoderInput, Pooler};
 pub use error::{Error, Result};

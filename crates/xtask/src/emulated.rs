@@ -18,7 +18,8 @@ pub(crate) const EMULATOR: &str = "crates/gpu/tests/emulator";
 
 /// CI's tests: comparisons of the kernels, which are one program, in two halves of about equal length; the goldens of
 /// the models; the server.
-const TESTS: [Tests; 5] = [EXPERTS_AND_PACKED, OTHER_KERNELS, SOME_TOKENS, SAME_BITS, SERVER];
+const TESTS: [Tests; 6] =
+    [EXPERTS_AND_PACKED, OTHER_KERNELS, SOME_TOKENS, SAME_BITS, FP8_CACHE, SERVER];
 
 /// The goldens in CI: 24 tokens of each prompt, because all of them take more than ten minutes of a core. On a real GPU, and in
 /// `cargo xtask deep goldens`, all are compared.
@@ -50,6 +51,10 @@ const SAME_BITS: Tests = Tests {
     env: &[],
     ..GOLDENS
 };
+
+/// Decodes over a cache in FP8.
+const FP8_CACHE: Tests =
+    Tests { names: &["device::fp8_cache::a_gpu_decodes_over_a_cache_in_fp8"], ..SAME_BITS };
 
 /// All comparisons of kernels. `cargo xtask deep races` runs them with race detection in all kernels.
 pub(crate) const COMPARISONS: [Tests; 2] = [EXPERTS_AND_PACKED, OTHER_KERNELS];
@@ -173,7 +178,7 @@ impl Scope {
         &TESTS[match self {
             Self::All => 0,
             Self::Models => 2,
-            Self::Engine => 4,
+            Self::Engine => 5,
         }..]
     }
 }

@@ -30,6 +30,11 @@ pub(crate) struct Item {
 const _: () = assert!(size_of::<Item>() == 32);
 
 impl Item {
+    /// The merge of `parts` partial results, from `first` on, of the first row of a sequence.
+    pub(crate) const fn merge(seq: u32, first: u32, parts: u32) -> Self {
+        Self { seq, first_row: 0, first_range: 0, end_range: parts, part: first, padding: [0; 3] }
+    }
+
     /// The words of the item in the device's memory.
     #[cfg(feature = "cuda")]
     pub(crate) const fn words(&self) -> [u32; 8] {

@@ -78,6 +78,19 @@ impl AttentionPlan {
         }
     }
 
+    /// Computes decodes over an FP8 cache by `fp8_decode.cu`. Plans of the reference implementation stay as they are.
+    ///
+    /// # Errors
+    /// The kernel does not support the plan's layers, or CUDA refused.
+    #[cfg_attr(not(feature = "cuda"), allow(clippy::unnecessary_wraps))]
+    pub fn with_fp8_decode(self) -> Result<Self> {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Cuda(plan) => Ok(Self::Cuda(Box::new(plan.with_fp8_decode()?))),
+            other => Ok(other),
+        }
+    }
+
     fn reference(
         device: &Device,
         spec: AttentionSpec,

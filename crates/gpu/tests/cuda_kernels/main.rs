@@ -10,6 +10,7 @@ mod attention;
 mod elements;
 mod experts;
 mod fp8;
+mod fp8_decode;
 mod fp8_rows;
 mod gpu;
 mod hopper_attention;
@@ -33,7 +34,7 @@ use gpu::Gpu;
 /// A comparison over many shapes, which panics if kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 55] = [
+const COMPARISONS: [(&str, Comparison); 57] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("layer_norm", rows::layer_norm),
@@ -79,6 +80,8 @@ const COMPARISONS: [(&str, Comparison); 55] = [
     ("paged_attention", attention::paged_attention),
     ("planned_apart", attention::planned_apart),
     ("fixed_launch", attention::fixed_launch),
+    ("fp8_decode", fp8_decode::fp8_decode),
+    ("fp8_decode_trial", fp8_decode::trial),
     ("ordered_attention", ordered_attention::ordered_attention),
     ("latents_to_cache", latent::latents_to_cache),
     ("head_product", latent::head_product),

@@ -44,7 +44,7 @@ const WIDE_HEADS: [usize; 3] = [32, 4, 512];
 /// A group of measurements.
 type Part = fn(&Times<'_>) -> Result<()>;
 
-const PARTS: [(&str, Part); 12] = [
+const PARTS: [(&str, Part); 13] = [
     ("uploads", uploads),
     ("products", products),
     ("quantized", quantized),
@@ -57,6 +57,8 @@ const PARTS: [(&str, Part); 12] = [
     ("linear_attention", linear_attentions),
     ("rows", rows),
     ("sample", sample),
+    // The last one, since it has never run: a kernel without an end would hold up the others.
+    ("fp8_decode", fp8_decode),
 ];
 
 /// Prints the parts that `choose` selects.
@@ -324,9 +326,23 @@ fn decode(times: &Times<'_>) -> Result<()> {
         let seqs = vec![(1, times.size(context)); if times.small { 2 } else { seqs }];
         for cache_dtype in [DType::BF16, DType::F8E4M3] {
             for kernel in [DecodeKernel::CudaCores, DecodeKernel::TensorCores] {
-                let kernels = (kernel, PrefillKernel::Fa2);
+                let kernels = (Some(kernel), PrefillKernel::Fa2);
                 attend(times, HEADS, &seqs, cache_dtype, kernels)?;
             }
+        }
+    }
+    Ok(())
+}
+
+/// Decodes over an FP8 cache by our own kernel and by FlashInfer's, and those over a bf16 cache.
+fn fp8_decode(times: &Times<'_>) -> Result<()> {
+    let tensor_cores = Some(DecodeKernel::TensorCores);
+    for (seqs, context) in [(1, 1000), (64, 1000), (256, 1000), (8, 8192)] {
+        let seqs = vec![(1, times.size(context)); if times.small { 2 } else { seqs }];
+        for (cache_dtype, kernel) in
+            [(DType::F8E4M3, None), (DType::F8E4M3, tensor_cores), (DType::BF16, tensor_cores)]
+        {
+            attend(times, HEADS, &seqs, cache_dtype, (kernel, PrefillKernel::Fa2))?;
         }
     }
     Ok(())
@@ -358,7 +374,7 @@ fn prompts(times: &Times<'_>, kernel: PrefillKernel) -> Result<()> {
     {
         let seq = (times.size(queries), times.size(context));
         let seqs = vec![seq; if times.small { 1 } else { seqs }];
-        attend(times, HEADS, &seqs, DType::BF16, (DecodeKernel::TensorCores, kernel))?;
+        attend(times, HEADS, &seqs, DType::BF16, (Some(DecodeKernel::TensorCores), kernel))?;
     }
     Ok(())
 }
@@ -369,19 +385,20 @@ fn wide(times: &Times<'_>) -> Result<()> {
         for (seqs, queries, context) in [(1, 1, 8000), (64, 1, 1000), (1, 2048, 2048)] {
             let seq = (times.size(queries), times.size(context));
             let seqs = vec![seq; times.size(seqs)];
-            let kernels = (DecodeKernel::CudaCores, PrefillKernel::Fa2);
+            let kernels = (Some(DecodeKernel::CudaCores), PrefillKernel::Fa2);
             attend(times, WIDE_HEADS, &seqs, cache_dtype, kernels)?;
         }
     }
     Ok(())
 }
 
+/// Attention of one layer. Without a `decode_kernel`, our own kernel for an FP8 cache computes decodes.
 fn attend(
     times: &Times<'_>,
     [heads, num_kv_heads, head_dim]: [usize; 3],
     seqs: &[(usize, usize)],
     cache_dtype: DType,
-    (decode_kernel, prefill_kernel): (DecodeKernel, PrefillKernel),
+    (decode_kernel, prefill_kernel): (Option<DecodeKernel>, PrefillKernel),
 ) -> Result<()> {
     let block_size = 16;
     let (queries, context) = seqs[0];
@@ -407,7 +424,10 @@ fn attend(
         sink_tokens: 0,
     };
     let plan = cuda::AttentionPlan::new(times.gpu.device(), spec, &config, capacity)?;
-    let mut plan = plan.with_decode_kernel(decode_kernel);
+    let mut plan = match decode_kernel {
+        Some(kernel) => plan.with_decode_kernel(kernel),
+        None => plan.with_fp8_decode()?,
+    };
     if prefill_kernel == PrefillKernel::Hopper {
         plan = plan.with_hopper_for_all_prompts()?;
     }
@@ -416,7 +436,7 @@ fn attend(
     plan.prepare(&AttentionStep { meta: &meta, tokens, launch })?;
     let params = PagedAttention { scale: 0.09, window: None, softcap: None };
     let kernel = match queries {
-        1 => format!("{decode_kernel:?}"),
+        1 => decode_kernel.map_or("own".to_owned(), |kernel| format!("{kernel:?}")),
         _ => format!("{prefill_kernel:?}"),
     };
     let what = format!("{} seqs, {queries} of {context} in {cache_dtype:?}, {kernel}", seqs.len());

@@ -6,12 +6,12 @@ use candlepower_kernels::KvCacheConfig;
 use super::{DeviceDecoder, Workspace};
 use crate::error::Result;
 
-/// A line of the log on the kernels for prompts.
+/// A line of the log on kernels of attention.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PrefillLine {
+pub struct AttentionLine {
     /// The line.
     pub text: String,
-    /// Whether no layer has the kernel that was asked for.
+    /// Whether no layer has the kernel that was asked for, or the default one because of a fault.
     pub is_refused: bool,
 }
 
@@ -45,12 +45,12 @@ impl DeviceDecoder {
 impl Workspace {
     /// A line of the log on the kernels for prompts; `None` where the environment asks for none.
     #[must_use]
-    pub fn describe_prefill(&self) -> Option<PrefillLine> {
+    pub fn describe_prefill(&self) -> Option<AttentionLine> {
         describe(&self.prefill)
     }
 }
 
-fn describe(choices: &[PrefillChoice]) -> Option<PrefillLine> {
+fn describe(choices: &[PrefillChoice]) -> Option<AttentionLine> {
     let hopper = choices.iter().filter(|choice| choice.kernel == PrefillKernel::Hopper).count();
     let mut obstacles: Vec<&str> = Vec::new();
     for obstacle in choices.iter().filter_map(|choice| choice.obstacle.as_deref()) {
@@ -68,7 +68,7 @@ fn describe(choices: &[PrefillChoice]) -> Option<PrefillLine> {
             obstacles.join("; ")
         ),
     };
-    Some(PrefillLine { text, is_refused: hopper == 0 })
+    Some(AttentionLine { text, is_refused: hopper == 0 })
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use candlepower_checkpoint::{
     device_latent_tokens,
 };
 use candlepower_gpu::{
-    AttentionPlan, AttentionSpec, AttentionStep, Matmul, PagedCache, PlanCapacity, PrefillChoice,
-    PrefillKernel, Routing, StatePool,
+    AttentionPlan, AttentionSpec, AttentionStep, DecodeKernelOfFp8, Fp8DecodeChoice, Matmul,
+    PagedCache, PlanCapacity, PrefillChoice, PrefillKernel, Routing, StatePool, fp8_decode_kernel,
 };
 use candlepower_kernels::KvCacheConfig;
 use serde::{Deserialize, Serialize};
@@ -34,6 +34,8 @@ pub struct Workspace {
     pub(super) plans: RefCell<Vec<PlanOf>>,
     /// The kernels for the prompts of these plans.
     pub(super) prefill: Vec<PrefillChoice>,
+    /// The kernel for decodes over an FP8 cache, likewise.
+    pub(super) fp8_decodes: Vec<Fp8DecodeChoice>,
     pub(super) matmul: Matmul,
     /// The validity of results in the buffers below.
     pub(super) generations: Generations,
@@ -144,7 +146,7 @@ impl DeviceDecoder {
             caches.push(cache);
         }
         let mut plans: Vec<PlanOf> = Vec::new();
-        let mut prefill = Vec::new();
+        let (mut prefill, mut fp8_decodes) = (Vec::new(), Vec::new());
         for (layer, spec) in self.spec.layers.iter().enumerate() {
             let Some((attention, kv_layer)) = spec.attention().zip(self.spec.kv_layer(layer))
             else {
@@ -164,6 +166,11 @@ impl DeviceDecoder {
             };
             let mut plan = new(&self.device, spec, &config, capacity(&config))?;
             if !size.deterministic {
+                let decode = fp8_decode_kernel(&self.device, &spec, &config)?;
+                if decode.kernel == DecodeKernelOfFp8::Own {
+                    plan = plan.with_fp8_decode()?;
+                }
+                fp8_decodes.push(decode);
                 let choice = self.prefill_kernel(spec, &config, kv_layer.kind)?;
                 if choice.kernel == PrefillKernel::Hopper {
                     plan = plan.with_hopper_prefill()?;
@@ -205,6 +212,7 @@ impl DeviceDecoder {
             states: states.transpose()?,
             plans: RefCell::new(plans),
             prefill,
+            fp8_decodes,
             generations: Generations::default(),
             matmul: if size.deterministic { matmul.with_fixed_order() } else { matmul },
             residual: buffer(tokens, hidden)?,

@@ -4,6 +4,8 @@
 #![expect(clippy::print_stdout, reason = "on a GPU machine the agreement is a result")]
 
 mod chunks;
+#[cfg(feature = "cuda")]
+mod fp8_cache;
 
 use std::sync::Arc;
 

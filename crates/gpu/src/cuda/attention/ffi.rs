@@ -97,6 +97,8 @@ pub(super) enum Kernel {
     Prefill,
     /// The same without window, soft cap and sinks, in bf16, on Hopper: fast for long prompts.
     Hopper,
+    /// `fp8_decode.cu`: one query per sequence over an FP8 cache, on tensor cores. Its planner is in Rust.
+    Fp8Decode,
     /// Any mixture over latents: a cooperative launch with as many thread blocks as multiprocessors.
     Latent,
 }

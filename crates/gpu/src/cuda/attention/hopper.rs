@@ -151,7 +151,7 @@ fn metadata() -> AttentionMetadata {
 }
 
 /// Values between -1 and 1 without a pattern.
-fn value(at: u32) -> f32 {
+pub(super) fn value(at: u32) -> f32 {
     let mixed = (at ^ at >> 16).wrapping_mul(0x045d_9f3b);
     let mixed = (mixed ^ mixed >> 16).wrapping_mul(0x045d_9f3b);
     ((mixed ^ mixed >> 16) >> 8) as f32 / (1 << 23) as f32 - 1.0

@@ -350,37 +350,40 @@ fn driver(error: DriverError) -> Error {
 
 /// Mirrors `OrderedAttentionArgs` in ordered_attention.cu.
 #[repr(C)]
-struct OrderedAttentionArgs {
-    q: Address,
-    keys: Address,
-    values: Address,
-    out: Address,
-    lse: Address,
-    partials: Address,
-    query_start: Address,
-    page_start: Address,
-    page_indices: Address,
-    last_page_len: Address,
-    counts: Address,
-    narrow: Address,
-    wide: Address,
-    merges: Address,
-    partial_rows: i64,
-    narrow_blocks: i32,
-    wide_blocks: i32,
-    merge_blocks: i32,
-    heads: i32,
-    kv_heads: i32,
-    head_dim: i32,
-    block_size: i32,
-    dtype: i32,
-    window: i32,
-    scale: f32,
-    softcap: f32,
-    merge_rows: i32,
+pub(super) struct OrderedAttentionArgs {
+    pub(super) q: Address,
+    pub(super) keys: Address,
+    pub(super) values: Address,
+    pub(super) out: Address,
+    pub(super) lse: Address,
+    pub(super) partials: Address,
+    pub(super) query_start: Address,
+    pub(super) page_start: Address,
+    pub(super) page_indices: Address,
+    pub(super) last_page_len: Address,
+    pub(super) counts: Address,
+    pub(super) narrow: Address,
+    pub(super) wide: Address,
+    pub(super) merges: Address,
+    pub(super) partial_rows: i64,
+    pub(super) narrow_blocks: i32,
+    pub(super) wide_blocks: i32,
+    pub(super) merge_blocks: i32,
+    pub(super) heads: i32,
+    pub(super) kv_heads: i32,
+    pub(super) head_dim: i32,
+    pub(super) block_size: i32,
+    pub(super) dtype: i32,
+    pub(super) window: i32,
+    pub(super) scale: f32,
+    pub(super) softcap: f32,
+    pub(super) merge_rows: i32,
 }
 const _: () = assert!(size_of::<OrderedAttentionArgs>() == 168);
 
 unsafe extern "C" {
-    fn candlepower_ordered_attention(args: *const OrderedAttentionArgs, stream: CUstream) -> i32;
+    pub(super) fn candlepower_ordered_attention(
+        args: *const OrderedAttentionArgs,
+        stream: CUstream,
+    ) -> i32;
 }

@@ -18,12 +18,14 @@ use super::ffi::{
     Buffers, Functions, Kernel, MESSAGE_BYTES, PLAN_WORDS, PlanArgs, REFUSED, RunArgs, Shape,
     SinkArgs, candlepower_weigh_sinks,
 };
+use super::fp8_decode::Fp8Decode;
 use super::hopper::hopper_capability;
 use super::support::{check, check_latent, decode_kernel};
 use super::tables::TableLayout;
 use crate::operands::{
     AttentionSpec, AttentionStep, LaunchShape, PagedCache, PagedLayer, PlanCapacity, PromptLayers,
-    check_cache, check_step, check_window, hopper_fits, hopper_obstacle, hopper_takes,
+    check_cache, check_step, check_window, fp8_decode_obstacle, hopper_fits, hopper_obstacle,
+    hopper_takes,
 };
 use candlepower_kernels::operands::SequenceView;
 use candlepower_kernels::{Error, KvCacheConfig, PagedAttention, Result};
@@ -73,6 +75,8 @@ pub struct AttentionPlan {
     capacity: PlanCapacity,
     decode_kernel: DecodeKernel,
     hopper: HopperParts,
+    /// The division of decodes, where our own kernel for an FP8 cache computes them.
+    fp8_decode: Option<Fp8Decode>,
     partials: CudaSlice<u8>,
     /// `[tokens, heads]`, if the model has attention sinks.
     lse: Option<CudaSlice<f32>>,
@@ -99,6 +103,8 @@ struct Prepared {
     tables: TableLayout,
     /// Index of the part's schedule.
     schedule: usize,
+    /// Blocks that merge partial results of [`Kernel::Fp8Decode`], for each KV head.
+    merge_blocks: usize,
 }
 
 impl std::fmt::Debug for Prepared {
@@ -151,6 +157,7 @@ impl AttentionPlan {
             capacity,
             decode_kernel: decode_kernel(&spec, cache),
             hopper: HopperParts::None,
+            fp8_decode: None,
             partials: stream.alloc_zeros(capacity.partials_bytes).map_err(driver)?,
             lse: (lse > 0).then(|| stream.alloc_zeros(lse)).transpose().map_err(driver)?,
             schedule: stream.alloc_zeros(schedules).map_err(driver)?,
@@ -185,6 +192,30 @@ impl AttentionPlan {
     /// Same as [`AttentionPlan::with_hopper_prefill`].
     pub fn with_hopper_for_all_prompts(self) -> Result<Self> {
         self.with_hopper(HopperParts::Prompts)
+    }
+
+    /// Computes decodes over an FP8 cache by our own kernel, `fp8_decode.cu`. Its schedules and partial results take the memory
+    /// that is reserved already.
+    ///
+    /// # Errors
+    /// The kernel does not support the plan's layers, or CUDA refused.
+    pub fn with_fp8_decode(self) -> Result<Self> {
+        self.with_fp8_decode_blocks(None)
+    }
+
+    /// The same with this number of blocks in each launch, instead of those that run at once on the device.
+    ///
+    /// # Errors
+    /// Same as [`AttentionPlan::with_fp8_decode`].
+    pub fn with_fp8_decode_blocks(mut self, blocks: Option<usize>) -> Result<Self> {
+        if let Some(obstacle) = fp8_decode_obstacle(&self.spec, &self.cache) {
+            let message = format!("fp8_decode.cu cannot be used: {obstacle}");
+            return Err(Error::Metadata(message));
+        }
+        // The function asks the CUDA runtime, which works in the thread's current context.
+        self.device.cuda_stream().context().bind_to_thread().map_err(driver)?;
+        self.fp8_decode = Some(Fp8Decode::new(&self.spec, &self.cache, &self.capacity, blocks)?);
+        Ok(self)
     }
 
     fn with_hopper(mut self, hopper: HopperParts) -> Result<Self> {
@@ -252,7 +283,10 @@ impl AttentionPlan {
             let block_size = self.cache.block_size;
             used = tables.fill(host, step.meta, part.start, block_tables, block_size);
             let kernel = self.kernel_for(own, step.launch);
-            prepared.push(self.plan(kernel, step, part, tables, schedule)?);
+            prepared.push(match kernel {
+                Kernel::Fp8Decode => self.plan_fp8_decode(step, part, tables, schedule)?,
+                _ => self.plan(kernel, step, part, tables, schedule)?,
+            });
         }
         let stream = self.device.cuda_stream();
         let (address, _guard) = self.tables.device_ptr(&stream);
@@ -389,6 +423,10 @@ impl AttentionPlan {
             value_scale: operands.value_scale,
             padding: 0,
         };
+        if let (Kernel::Fp8Decode, Some(decode)) = (part.kernel, &self.fp8_decode) {
+            // SAFETY: as below. `plan_fp8_decode` made the schedule.
+            return unsafe { decode.run(launch, &args, (self.cache.head_dim, part.merge_blocks)) };
+        }
         let functions = self.functions(part.kernel);
         // SAFETY: the caller has checked the operands of all parts; `prepare` checked that the tables name blocks of the
         // cache, and the plan's memory lives as long as `self`, whose drop waits for the stream.
@@ -419,6 +457,9 @@ impl AttentionPlan {
                 true => Kernel::Hopper,
                 false => Kernel::Prefill,
             };
+        }
+        if self.fp8_decode.is_some() {
+            return Kernel::Fp8Decode;
         }
         let fits = self.spec.window.is_none() && DECODE_GROUPS.contains(&self.group());
         let wanted = self.decode_kernel == DecodeKernel::CudaCores;
@@ -459,15 +500,13 @@ impl AttentionPlan {
         }
     }
 
-    /// Calls FlashInfer's planner for the sequences `part`, which queues the copy of its schedule.
-    fn plan(
-        &mut self,
-        kernel: Kernel,
+    /// The shape of a part of a step, and its first token.
+    fn shape(
+        &self,
         step: &AttentionStep<'_>,
         part: &Range<usize>,
         layout: TableLayout,
-        schedule: usize,
-    ) -> Result<Prepared> {
+    ) -> (Shape, usize) {
         let first_token = step.meta.query_start[part.start] as usize;
         let shape = Shape {
             seqs: layout.seqs as i32,
@@ -483,6 +522,48 @@ impl AttentionPlan {
             fp8_cache: i32::from(self.spec.cache_dtype == DType::F8E4M3),
             whole_contexts: i32::from(step.launch == LaunchShape::FixedWhole),
         };
+        (shape, first_token)
+    }
+
+    /// Divides the decodes `part` among the blocks of our own kernel, and queues the copy of its schedule.
+    fn plan_fp8_decode(
+        &mut self,
+        step: &AttentionStep<'_>,
+        part: &Range<usize>,
+        layout: TableLayout,
+        schedule: usize,
+    ) -> Result<Prepared> {
+        let (shape, first_token) = self.shape(step, part, layout);
+        let tables = self.tables_host.as_slice().map_err(driver)?;
+        let pages = &tables[layout.page_start()..];
+        let contexts = &step.meta.context_len[part.clone()];
+        let seqs = contexts.iter().zip(pages).map(|(len, page)| (*len as usize, *page as usize));
+        let host = &mut self.schedule_host.as_mut_slice().map_err(driver)?
+            [schedule * SCHEDULE_BYTES..][..SCHEDULE_BYTES];
+        let decode = self.fp8_decode.as_mut().expect("kernel_for() chose it");
+        let (written, merge_blocks) = decode.plan(host, seqs, step.launch.is_fixed());
+        let stream = self.device.cuda_stream();
+        let (address, _guard) = self.schedule.device_ptr(&stream);
+        for bytes in written.into_iter().filter(|bytes| !bytes.is_empty()) {
+            let to = address + (schedule * SCHEDULE_BYTES + bytes.start) as u64;
+            // SAFETY: both sides hold these bytes; `prepare` records an event, and before it has passed the pinned side is
+            // not written again and neither side is freed.
+            unsafe { memcpy_htod_async(to, &host[bytes], stream.cu_stream()) }.map_err(driver)?;
+        }
+        let (kernel, words) = (Kernel::Fp8Decode, [0; PLAN_WORDS]);
+        Ok(Prepared { kernel, shape, words, first_token, tables: layout, schedule, merge_blocks })
+    }
+
+    /// Calls FlashInfer's planner for the sequences `part`, which queues the copy of its schedule.
+    fn plan(
+        &mut self,
+        kernel: Kernel,
+        step: &AttentionStep<'_>,
+        part: &Range<usize>,
+        layout: TableLayout,
+        schedule: usize,
+    ) -> Result<Prepared> {
+        let (shape, first_token) = self.shape(step, part, layout);
         let mut words = [0i64; PLAN_WORDS];
         let mut message: [c_char; MESSAGE_BYTES] = [0; MESSAGE_BYTES];
         let host = self.schedule_host.as_mut_ptr().map_err(driver)?;
@@ -508,7 +589,15 @@ impl AttentionPlan {
             let message = if code == REFUSED { text(&message) } else { describe(code) };
             return Err(Error::Cuda { kernel: KERNEL, message });
         }
-        Ok(Prepared { kernel, shape, words, first_token, tables: layout, schedule })
+        Ok(Prepared {
+            kernel,
+            shape,
+            words,
+            first_token,
+            tables: layout,
+            schedule,
+            merge_blocks: 0,
+        })
     }
 
     /// Waits until the copies from pinned memory have ended, so that it may be written again.

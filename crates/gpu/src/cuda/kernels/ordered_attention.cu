@@ -104,12 +104,6 @@ __device__ __forceinline__ int32_t chunk_index(int32_t row, int32_t chunk) {
   return row * kChunks + (chunk ^ row % 8);
 }
 
-template <typename T>
-__device__ __forceinline__ uint32_t pair_bits(T first, T second) {
-  const Vector<T, 2> pair{{first, second}};
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
 // Positions and heads of a sequence's rows.
 struct OrderedRows {
   uint32_t first_token;

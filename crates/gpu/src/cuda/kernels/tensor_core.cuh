@@ -5,6 +5,13 @@
 
 namespace candlepower {
 
+// Two elements in a word of an operand.
+template <typename T>
+__device__ __forceinline__ uint32_t pair_bits(T first, T second) {
+  const Vector<T, 2> pair{{first, second}};
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
 // Loads four matrices of 8 by 8 elements from shared memory. Lane `l` passes the address of row `l % 8` of matrix
 // `l / 8`. It gets two elements of each matrix: columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4.
 // Source: NVIDIA, PTX ISA, `ldmatrix`.
