@@ -302,6 +302,19 @@ fn file(values: &[(&str, u32, Vec<u8>)]) -> Vec<u8> {
     bytes
 }
 
+/// A file with the entry of one tensor, whose data are missing.
+fn with_tensor(kind: u32, shape: &[u64]) -> Vec<u8> {
+    let mut bytes = file(&[]);
+    bytes[8..16].copy_from_slice(&1_u64.to_le_bytes());
+    bytes.extend(1_u64.to_le_bytes());
+    bytes.extend(b"t");
+    bytes.extend((shape.len() as u32).to_le_bytes());
+    bytes.extend(shape.iter().flat_map(|size| size.to_le_bytes()));
+    bytes.extend(kind.to_le_bytes());
+    bytes.extend(0_u64.to_le_bytes());
+    bytes
+}
+
 fn read(bytes: &[u8]) -> Result<Header> {
     Header::read("a.gguf", bytes, bytes.len() as u64)
 }
@@ -316,9 +329,14 @@ fn values_of_every_type_are_read() {
         ("e", 9, [&0_u32.to_le_bytes()[..], &2_u64.to_le_bytes(), &[3, 4]].concat()),
         ("f", 12, f64::NAN.to_le_bytes().to_vec()),
         ("g", 10, u64::MAX.to_le_bytes().to_vec()),
+        ("h", 3, (-300_i16).to_le_bytes().to_vec()),
+        ("i", 11, i64::MIN.to_le_bytes().to_vec()),
+        ("j", 9, [&2_u32.to_le_bytes()[..], &2_u64.to_le_bytes(), &[0, 1, 2, 0]].concat()),
     ]));
-    let expected =
-        json!({"a": -1, "b": 1e-5, "c": true, "d": "hi", "e": [3, 4], "f": "NaN", "g": u64::MAX});
+    let expected = json!({
+        "a": -1, "b": 1e-5, "c": true, "d": "hi", "e": [3, 4], "f": "NaN", "g": u64::MAX, "h": -300,
+        "i": i64::MIN, "j": [256, 2],
+    });
     assert_eq!(Value::Object(header.unwrap().metadata), expected);
 }
 
@@ -347,6 +365,11 @@ fn counts_are_held_against_the_bytes_that_are_there() {
         (file(&[("a\nb", 99, vec![0])]), "`a\\nb` has a value of type 99"),
         (file(&[("a", 0, vec![0]), ("a", 0, vec![0])]), "`a` is written twice"),
         (file(&[("general.alignment", 4, vec![3, 0, 0, 0])]), "`general.alignment` is 3"),
+        (file(&[("a", 7, vec![2])]), "`a` is 2, not true or false"),
+        // Blocks of Q8_0 have 32 weights.
+        (with_tensor(8, &[33]), "tensor t of Q8_0 has the dimensions [33]"),
+        (with_tensor(0, &[0]), "tensor t of F32 has the dimensions [0]"),
+        (with_tensor(0, &[]), "tensor t has 0 dimensions"),
     ];
     for (bytes, reason) in cases {
         let line = read(&bytes).unwrap_err().to_string();
@@ -359,6 +382,12 @@ fn counts_are_held_against_the_bytes_that_are_there() {
 fn what_is_not_supported_is_named() {
     assert_eq!(GgufType::of(16).unwrap_err(), "IQ2_XXS");
     assert_eq!(GgufType::of(77).unwrap_err(), "type 77");
+    let line = read(&with_tensor(16, &[256])).unwrap_err().to_string();
+    assert!(
+        line.starts_with("a.gguf: tensor t is stored as IQ2_XXS, which is not supported; F32, ")
+            && line.contains(", Q4_K, "),
+        "{line}"
+    );
     assert_eq!(refused("gguf-yarn", &|_| {}), Ok(()));
     let set = |key: &'static str, value: Value| {
         refused("gguf-yarn", &move |m| drop(m.insert(key.to_owned(), value.clone()))).unwrap_err()
@@ -399,11 +428,46 @@ fn what_is_not_supported_is_named() {
     let line = set("tokenizer.ggml.token_type", json!([1, 2]));
     assert!(line.contains("`tokenizer.ggml.token_type` has 2 entries for 608 tokens"), "{line}");
     assert!(line.ends_with("; take another version of the model"), "{line}");
+    let line = set("tokenizer.ggml.merges", json!(["ab"]));
+    assert!(
+        line.contains("`tokenizer.ggml.merges` is \"ab\", but two tokens with a space between"),
+        "{line}"
+    );
+    for (key, value, hint) in [
+        ("llama.attention.value_length", json!(7), "; the width of keys is"),
+        ("llama.rope.scaling.type", json!("dynamic"), "; none, linear and yarn are"),
+        ("llama.rope.scaling.attn_factor", json!(2.0), "; 1 is"),
+    ] {
+        let line = set(key, value.clone());
+        assert!(line.contains(&format!("`{key}` = {value} is not supported{hint}")), "{line}");
+    }
     let line = set("llama.new_thing", 8.into());
     assert_eq!(
         line,
         "model.gguf: `llama.new_thing` = 8 is not known, and may change what the model answers; start with --ignore-config-key llama.new_thing if it does not"
     );
+}
+
+/// A model of pieces has no step that removes white space between words.
+#[test]
+fn white_space_stays_in_models_of_pieces() {
+    const KEY: &str = "tokenizer.ggml.remove_extra_whitespaces";
+    assert_eq!(refused("gguf-gemma2", &|m| drop(m.insert(KEY.into(), false.into()))), Ok(()));
+    let line = refused("gguf-gemma2", &|m| drop(m.insert(KEY.into(), true.into()))).unwrap_err();
+    assert!(line.contains(&format!("`{KEY}` = true is not supported; name a folder")), "{line}");
+}
+
+#[test]
+fn templates_beside_the_usual_one_have_names() {
+    let gguf = edited("gguf-yarn", &|m| {
+        m.insert("tokenizer.chat_template".into(), "usual".into());
+        m.insert("tokenizer.chat_templates".into(), json!(["rag", "missing"]));
+        m.insert("tokenizer.chat_template.rag".into(), "cited".into());
+    });
+    let config = gguf.unwrap().tokenizer_config().unwrap();
+    let template = |name: &str, template: &str| json!({"name": name, "template": template});
+    let expected = json!([template("default", "usual"), template("rag", "cited")]);
+    assert_eq!(config["chat_template"], expected);
 }
 
 /// Values that say what happens anyway, as converters of other times write them.
