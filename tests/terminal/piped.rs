@@ -70,7 +70,7 @@ fn a_reader_that_goes_away_stops_the_answer() {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     child.stdin.take().unwrap().write_all(b"What is candlepower?").unwrap();
-    // As `head -c 8` reads.
+    // `head -c 8` reads so.
     child.stdout.take().unwrap().read_exact(&mut [0; 8]).unwrap();
     let ended = child.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(0), "{ended:?}");

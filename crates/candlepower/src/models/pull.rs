@@ -124,7 +124,7 @@ fn summary(config: &ServeConfig, name: &ModelName, model: &HubModel) -> Result<S
     Ok(format!("{name} is complete: {} in {}\n{advice}\n", Bytes(size), folder.display()))
 }
 
-/// What to do with a model, by the report of `doctor`.
+/// The advice on a model whose report of `doctor` is this one.
 fn advice(name: &ModelName, report: Result<Value>) -> String {
     let report = match report {
         Ok(report) => report,
