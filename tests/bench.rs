@@ -98,6 +98,19 @@ fn an_embedding_that_is_not_the_head_is_not_read_in_each_step() {
 }
 
 #[test]
+fn experts_are_counted_as_far_as_tokens_choose_them() {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let demo = tests.join("../crates/server/demo");
+    let model = candlepower_testing::goldens::folder("mixtral");
+    let args = ["run", model.to_str().unwrap(), "--tokenizer", demo.to_str().unwrap()];
+    let shape = ["--batch", "1,2", "--input-tokens", "16", "--output-tokens", "8"];
+    let output = bench(&[&args[..], &shape[..]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    assert!(shown.contains("MixtralForCausalLM") && shown.contains("reads at most "), "{shown}");
+}
+
+#[test]
 fn a_shape_that_the_engine_cannot_hold_is_refused() {
     let run = |flags: &[&str]| refused(&[&["run", "demo"], flags].concat(), 1);
     let long = run(&["--input-tokens", "2040"]);
@@ -111,6 +124,11 @@ fn a_shape_that_the_engine_cannot_hold_is_refused() {
     assert!(run(&["--no-enable-prefix-caching"]).contains("prefix cache"));
     assert!(refused(&["run", "./nowhere"], 1).contains("there is no model folder"));
     refused(&["run", "demo", "--batch", "0"], 2);
+    let mut command = program();
+    let unknown =
+        command.args(["bench", "run", "demo"]).env("BLAZE_NONSENSE", "1").output().unwrap();
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(text(&unknown.stderr).contains("BLAZE_NONSENSE"), "{}", text(&unknown.stderr));
     let endless = refused(&["run", "demo", "--input-tokens", "18446744073709551615"], 2);
     assert!(endless.contains("a whole number from 1 to 10000000 is needed"), "{endless}");
 }

@@ -1,10 +1,10 @@
 //! Output of the program without a server: the machine, whether a model fits, the current settings.
 
-use std::process::Output;
+use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
-use crate::support::{Server, TempFolder, program};
+use crate::support::{Server, TempFolder, binary, program, without_settings};
 
 /// The configuration of a one-layer Llama, `width` times as wide as a small one.
 fn llama(width: usize) -> Value {
@@ -177,6 +177,55 @@ fn ranks_and_weights_that_are_quantized_on_load_are_reported() {
     for words in ["quantized to fp8 while loading", "each of the 2 ranks needs:"] {
         assert!(shown.contains(words), "{words} is not in\n{shown}");
     }
+}
+
+#[test]
+fn what_else_is_known_of_a_model_is_told() {
+    let mut config = llama(1);
+    config.as_object_mut().unwrap().remove("torch_dtype");
+    let folder = folder(&config);
+    let shown = text(&run(&["doctor", folder.path().to_str().unwrap()]).stdout);
+    assert!(shown.contains("config.json does not say its dtype"), "{shown}");
+    let recurrent = candlepower_testing::goldens::folder("qwen3_5-text");
+    let shown = text(&run(&["doctor", recurrent.to_str().unwrap()]).stdout);
+    assert!(shown.contains("each sequence has a recurrent state of "), "{shown}");
+    let encoder = candlepower_testing::goldens::folder("encoders/bert");
+    let refused = run(&["doctor", encoder.to_str().unwrap(), "--quantize-on-load", "fp8"]);
+    assert_eq!(refused.status.code(), Some(1));
+    let error = text(&refused.stderr);
+    assert!(error.contains("this is an encoder: leave it out"), "{error}");
+}
+
+#[test]
+fn a_system_without_files_to_open_is_told_in_a_line() {
+    for command in ["ls", "top --once", "bench serve", "bench run demo", "serve demo"] {
+        // The loader of programs needs one file beside standard input, output and error. The program that runs the tests may have
+        // left others open.
+        let close: String = (3..10).map(|file| format!("{file}>&- ")).collect();
+        let limited = format!("exec {close}; ulimit -n 4; exec \"$0\" {command}");
+        let mut limited = without_settings({
+            let mut shell = Command::new("sh");
+            shell.args(["-c", &limited]).arg(binary());
+            shell
+        });
+        let output = limited.output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{command}: {error}");
+        let reason = "error: cannot start the async runtime: Too many open files";
+        assert!(error.starts_with(reason) && output.stdout.is_empty(), "{command}: {error}");
+    }
+}
+
+#[test]
+fn a_start_that_cannot_be_reported_is_told_twice() {
+    let mut command = program();
+    command.args(["serve", "demo"]).env("BLAZE_NONSENSE", "1");
+    let output = command.env("CANDLEPOWER_REPORT", "/nowhere/report.json").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let error = text(&output.stderr);
+    assert!(error.starts_with("error: ") && error.contains("BLAZE_NONSENSE"), "{error}");
+    let expected = "cannot report to the supervisor in /nowhere/report.json: ";
+    assert!(error.lines().last().unwrap().starts_with(expected), "{error}");
 }
 
 #[test]

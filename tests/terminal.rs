@@ -3,6 +3,7 @@
 mod chat;
 mod local;
 mod models;
+mod others;
 mod piped;
 mod pull;
 mod serve;

@@ -111,6 +111,8 @@ fn flags_that_cannot_be_are_refused() {
         &["--shared-prefix-tokens", "18446744073709551615"],
         &["--requests", "18446744073709551615"],
         &["--workload", "chat", "--prompts", "ids"],
+        &["--image-size", "32x32"],
+        &["--workload", "chat", "--image-size", "32x"],
     ] {
         refused(&[&["serve"], flags].concat(), 2);
     }
@@ -176,4 +178,20 @@ fn other_servers_are_measured_and_failed_requests_told() {
     let output = bench(&[&args[..], &["--warmup", "1", "--prompts", "ids"]].concat());
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("does not take token ids"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_server_that_miscounts_tokens_is_refused() {
+    let runtime = Runtime::new().unwrap();
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let count = || async { Json(json!({"choices": [], "usage": {"prompt_tokens": 5}})) };
+    let app = Router::new().route("/v1/completions", post(count));
+    runtime.spawn(async move { axum::serve(listener, app).await });
+    let args = ["serve", "--url", &url, "--model", "m", "--prompts"];
+    let ids = refused(&[&args[..], &["ids"]].concat(), 1);
+    let miscounted = "the server counts 5 tokens for a prompt of 12 token ids";
+    assert_eq!(ids, format!("error: the server does not take token ids: {miscounted}\n"));
+    let text = refused(&[&args[..], &["text"]].concat(), 1);
+    assert!(text.starts_with("error: the server does not count prompt tokens: "), "{text}");
 }

@@ -111,6 +111,15 @@ fn a_port_here_leads_to_a_pod_until_ctrl_c() {
     );
     assert_eq!(forward.wait().unwrap().code(), Some(0));
     std::net::TcpStream::connect(address(&opened)).unwrap_err();
+    // For people it is a sentence.
+    let mut forward = home.command("forward chat --namespace models").spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(forward.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let url = line.strip_prefix("chat is available at ").unwrap();
+    let url = url.strip_suffix("; press Ctrl-C to stop\n").unwrap();
+    check_answers(&json!({ "url": url }));
+    signal("-INT", forward.id().into());
+    assert_eq!(forward.wait().unwrap().code(), Some(0));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 
 use serde_json::json;
 
-use super::{Home, address, check_answers, demo, is_alive, text};
+use super::{Home, address, check_answers, demo, is_alive, signal, text};
 use crate::support::wait_for;
 
 #[test]
@@ -90,12 +90,29 @@ fn a_log_can_be_followed_until_the_deployment_is_deleted() {
     output.read_line(&mut line).unwrap();
     assert!(line.contains("ready: http://"), "{line}");
     check_answers(&deployed);
+    // A reader that goes away ends the command with the next line.
+    let mut left = home.command("logs chat --follow").spawn().unwrap();
+    BufReader::new(left.stdout.take().unwrap()).read_line(&mut line).unwrap();
     home.json("restart chat");
+    assert_eq!(left.wait().unwrap().code(), Some(0));
     home.json("delete chat");
     let mut rest = String::new();
     output.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("listening on http://"), "{rest}");
     assert_eq!(followed.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn ctrl_c_ends_the_waiting_and_not_the_deployment() {
+    let home = Home::new();
+    let waiting = home.command(&demo("chat", "")).spawn().unwrap();
+    wait_for("the supervisor", || home.pid("chat", "supervisor"));
+    signal("-INT", waiting.id().into());
+    let output = waiting.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output));
+    assert!(text(&output).starts_with("`chat` continues in the background: "), "{}", text(&output));
+    let ready = home.wait_for_status("chat", |status| status["is_ready"] == true);
+    check_answers(&ready);
 }
 
 #[test]

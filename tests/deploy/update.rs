@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::docker::{boxed, home as engine_home};
 use super::{Home, address, check_answers, is_alive};
-use crate::support::{Engine, Manner, Request, wait_for};
+use crate::support::{Engine, Manner, Request, TempFolder, wait_for};
 
 /// The longest context of a server's model.
 fn context(deployment: &serde_json::Value) -> u64 {
@@ -103,6 +103,21 @@ fn with_one_port_the_old_server_ends_first_and_comes_back_after_a_failure() {
     assert_eq!(failed["code"], "FAILED");
     let now = home.wait_for_status("chat", |status| status["is_ready"] == true);
     assert_eq!((&now["url"], context(&now)), (&before["url"], 512));
+}
+
+#[test]
+fn another_model_is_served_in_the_same_mode() {
+    let other = TempFolder::of_demo(|_, contents| contents);
+    let model = other.path().to_str().unwrap();
+    for (framework, prefix) in [("blaze", "BLAZE"), ("prism", "PRISM")] {
+        let home = Home::new();
+        let env = format!("--env {prefix}_KV_CACHE_MEMORY=64Mi --served-model-name demo");
+        home.json(&format!("deploy demo --name chat --framework {framework} {env}"));
+        let after = home.json(&format!("update chat --model {model} --max-model-len 512"));
+        assert_eq!((&after["framework"], &after["model"]), (&json!(framework), &json!(model)));
+        assert_eq!((after["is_ready"].clone(), context(&after)), (json!(true), 512));
+        check_answers(&after);
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::User;
 use super::piped::asked;
-use crate::support::{Scripted, Server, Terminal, node, wait_for};
+use crate::support::{Scripted, Server, Terminal, node, vision_server, wait_for};
 
 /// Answers of the scripted model. The message `play NAME` gets one, and the result of a tool gets `result`.
 const ANSWERS: [(&str, &str); 3] = [
@@ -273,6 +273,59 @@ fn commands_without_a_value_show_or_remove_what_is_set() {
     // A tab completes the name of a command.
     terminal.enter("/und\t");
     terminal.expect("there is no message to remove");
+    terminal.enter("/exit");
+    terminal.ends_with(0);
+}
+
+#[test]
+fn what_the_server_does_not_take_is_left_out_of_a_saved_conversation() {
+    let (user, server) = (User::new(), Server::demo());
+    let call = json!({"id": "c", "name": "weather", "arguments": "{}"});
+    let turns = json!([
+        {"id": "1", "role": "user", "content": "Is it sunny?"},
+        {"id": "2", "role": "assistant", "content": "", "calls": [call]},
+        {"id": "3", "role": "tool", "callId": "c", "name": "weather", "content": "rain"},
+    ]);
+    let saved = json!({
+        "format": "candlepower-playground", "version": 1, "settings": {"tempo": "7", "seed": "3"},
+        "conversation": {"turns": turns, "chosen": {"root": "1", "1": "2", "2": "3"}},
+    });
+    let file = user.state.write("a.json", saved.to_string());
+    let mut terminal = chat(&user, &server, &[]);
+    terminal.enter(&format!("/load {}", file.display()));
+    terminal.expect("left out: the server has no field tempo");
+    terminal.expect(">>> Is it sunny?");
+    terminal.expect("result of weather: rain");
+    terminal.enter("/clear");
+    terminal.expect("All messages are removed.");
+    // An empty line is no message.
+    terminal.enter("");
+    terminal.enter("/retry");
+    terminal.expect("error: there is no message to answer");
+    terminal.enter("/set");
+    terminal.expect(&format!("{:<20} 3", "seed"));
+    terminal.enter("/quit");
+    terminal.ends_with(0);
+}
+
+#[test]
+fn an_image_goes_with_the_next_message() {
+    let (user, server) = (User::new(), vision_server("vision_gemma3").start());
+    let picture = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/vision_pictures/alpha.png");
+    let mut terminal = chat(&user, &server, &["--set", "max_tokens=4", "--set", "ignore_eos=true"]);
+    terminal.enter("/image /nowhere/a.png");
+    terminal.expect("error: /nowhere/a.png cannot be read");
+    terminal.enter(&format!("/image {picture}"));
+    terminal.expect("alpha.png goes with the next message.");
+    // The image alone is a message.
+    terminal.enter("");
+    terminal.expect("(the limit of tokens ended this answer)");
+    let path = user.state.path().join("a.json");
+    terminal.enter(&format!("/save {}", path.display()));
+    terminal.expect("is saved");
+    let message = saved(&path)["conversation"]["turns"][0].clone();
+    let image = message["images"][0].as_str().unwrap();
+    assert!(message["content"] == "" && image.starts_with("data:image/png;base64,"), "{message}");
     terminal.enter("/exit");
     terminal.ends_with(0);
 }

@@ -111,6 +111,35 @@ fn a_model_is_removed_after_a_question() {
 }
 
 #[test]
+fn a_model_is_removed_where_deployments_cannot_be_listed() {
+    let (user, hub) = place();
+    assert_eq!(pulled(&user, &hub, &[ID]).code, Some(0));
+    // A file in the place of the folder of deployments.
+    user.state.write("state/candlepower/deployments", "");
+    let said = user.run(&["rm", ID, "--yes"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(said.err.starts_with("note: deployments cannot be listed: "), "{said:?}");
+    assert!(!repo(&user).exists());
+}
+
+#[test]
+fn the_folder_of_models_may_be_named() {
+    let user = User::new();
+    let elsewhere = user.state.path().join("elsewhere");
+    let said = user.run(&["models", "--hf-hub-cache", elsewhere.to_str().unwrap()]);
+    let expected = format!(
+        "no models in {}; `candlepower pull owner/name` downloads one\n",
+        elsewhere.display()
+    );
+    assert_eq!((said.code, said.out), (Some(0), expected));
+    // Settings of `serve` are checked here, too, because they name the folder.
+    let mut command = user.command(&["models"]);
+    let said = super::Said::of(command.env("BLAZE_NONSENSE", "1").output().unwrap());
+    assert!(said.code == Some(1) && said.out.is_empty(), "{said:?}");
+    assert!(said.err.starts_with("error: ") && said.err.contains("BLAZE_NONSENSE"), "{said:?}");
+}
+
+#[test]
 fn a_model_that_is_in_use_is_not_removed() {
     let (user, hub) = place();
     let running = server(&user, &hub, ID).start();

@@ -1,6 +1,6 @@
 //! `candlepower chat` without a terminal: a message from a pipe, the answer alone on standard output.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 
 use super::{Said, User};
@@ -61,6 +61,20 @@ fn the_answer_alone_is_on_standard_output() {
         (short.code, short.err.as_str()),
         (Some(0), "(the limit of tokens ended this answer)\n")
     );
+}
+
+#[test]
+fn a_reader_that_goes_away_stops_the_answer() {
+    let (user, server) = (User::new(), Server::demo());
+    let mut command = user.command(&["chat", "--url", &server.url(), "--set", "ignore_eos=true"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"What is candlepower?").unwrap();
+    // `head -c 8` reads so.
+    child.stdout.take().unwrap().read_exact(&mut [0; 8]).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+    server.wait_until_all_blocks_are_free();
 }
 
 #[test]

@@ -69,6 +69,13 @@ fn the_picture_fits_whatever_the_terminals_size() {
         terminal.wait_for("a picture of the new size", fits(columns.into(), rows.into()));
     }
     terminal.wait_for("the whole picture", |picture| picture.contains("of memory"));
+    terminal.resize(1, 1);
+    terminal.wait_for("a picture of one character", fits(1, 1));
+    // A terminal that does not know its size has the usual one.
+    terminal.resize(0, 0);
+    terminal.wait_for("the usual picture", |picture| {
+        picture.contains("of memory") && fits(80, 24)(picture)
+    });
     // Ctrl-C
     terminal.press("\u{3}");
     assert_closes(&mut terminal);

@@ -319,6 +319,17 @@ pub(crate) fn socket_path(url: &str) -> Option<&Path> {
     Some(Path::new(path.strip_prefix("//").unwrap_or(path)))
 }
 
+/// The host at which this machine reaches a server that listens on `host`, as in a URL.
+pub(crate) fn reachable(host: &str) -> String {
+    match host {
+        // A server that listens on all addresses is asked at the loopback address.
+        "0.0.0.0" => "127.0.0.1".to_owned(),
+        "::" => "[::1]".to_owned(),
+        host if host.contains(':') => format!("[{host}]"),
+        host => host.to_owned(),
+    }
+}
+
 /// The message of `{"error": ..}`.
 pub(crate) fn error_text(body: &Value) -> String {
     let error = body.get("error").unwrap_or(body);
@@ -413,6 +424,23 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_server_that_never_answers_is_given_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let limit = Some(Duration::from_secs(1));
+        let api = Api::new(&url, None, limit, Transport::default()).unwrap();
+        let error = api.get("/v1/models").await.unwrap_err().to_string();
+        assert_eq!(error, format!("{url}: no whole answer within 1 s"));
+    }
+
+    #[test]
+    fn servers_that_listen_everywhere_are_reached_at_the_loopback_address() {
+        let hosts = ["0.0.0.0", "::", "fe80::1", "models.internal", "10.0.0.1"];
+        let reached = ["127.0.0.1", "[::1]", "[fe80::1]", "models.internal", "10.0.0.1"];
+        assert_eq!(hosts.map(reachable), reached);
+    }
+
     #[test]
     fn addresses_are_taken_with_and_without_v1() {
         let base = |url| {
@@ -427,6 +455,8 @@ mod tests {
         assert!(error.contains("http://, https:// or unix:"), "{error}");
         let error = base("127.0.0.1:8000").unwrap_err().to_string();
         assert!(error.contains("is no URL: begin it with http://, https:// or unix:"), "{error}");
+        let error = base("http://a:port").unwrap_err().to_string();
+        assert_eq!(error, "--url `http://a:port` is no URL: invalid port number");
         let file = Path::new("a.pem");
         let identity = Identity { certificate: file, key: file };
         for transport in [

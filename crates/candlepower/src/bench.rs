@@ -14,10 +14,10 @@ use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use candlepower_machine::print_error;
 use clap::error::ErrorKind;
-use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches, Subcommand};
+use clap::{Arg, ArgMatches, Args, CommandFactory, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
+use tokio::runtime::Builder;
 
 use crate::api::last_words;
 use run::RunArgs;
@@ -86,35 +86,23 @@ enum Form {
 }
 
 /// Runs the benchmark that the command line asks for.
-pub(crate) fn run(flags: &ArgMatches) -> ExitCode {
-    let bench = match Bench::from_arg_matches(flags) {
-        Ok(bench) => bench,
-        Err(error) => error.exit(),
-    };
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            print_error(format_args!("error: cannot start the async runtime: {error}"));
-            return ExitCode::FAILURE;
-        }
-    };
+///
+/// # Errors
+/// A setting is invalid, or the system has no more files. The reason is printed.
+pub(crate) fn run(flags: &ArgMatches) -> Result<ExitCode, ExitCode> {
+    let bench: Bench = crate::arguments(flags);
+    let runtime = crate::started(Builder::new_multi_thread())?;
     let measured = match bench.form {
         Form::Serve(args) => runtime.block_on(args.run()),
         Form::Run(mut args) => {
             let flags = flags.subcommand_matches("run").expect("the form was read from it");
-            match crate::resolve(flags) {
-                Ok(effective) => args.set_in_force(effective),
-                Err(code) => return code,
-            }
+            args.set_in_force(crate::resolve(flags)?);
             runtime.block_on(args.run())
         }
     };
     // Nobody waits for connections or an engine that are still running.
     runtime.shutdown_background();
-    measured.unwrap_or_else(|error| {
-        print_error(format_args!("error: {}", last_words(&error)));
-        ExitCode::FAILURE
-    })
+    measured.map_err(|error| crate::failed(last_words(&error)))
 }
 
 /// Hides the settings of the HTTP server, which have no effect here.

@@ -6,6 +6,7 @@ use candlepower_client::{Deployment, Error, Event, Result};
 use candlepower_machine::{print, print_error};
 use clap::Args;
 use serde_json::{Value, json};
+use tokio::runtime::Builder;
 
 use crate::place::Place;
 use crate::table::table_of_words;
@@ -233,12 +234,9 @@ pub(crate) async fn shown(deployment: &Deployment) -> Result<Shown> {
 impl Output {
     /// Runs a command and prints its result.
     pub(crate) fn finish(self, work: impl Future<Output = Result<Shown>>) -> ExitCode {
-        let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        let runtime = match crate::started(Builder::new_current_thread()) {
             Ok(runtime) => runtime,
-            Err(error) => {
-                print_error(format_args!("error: cannot start the async runtime: {error}"));
-                return ExitCode::FAILURE;
-            }
+            Err(code) => return code,
         };
         match runtime.block_on(work) {
             // A followed log was already printed line by line.
@@ -279,5 +277,34 @@ fn exit_code(error: &Error) -> u8 {
         Error::QuantizationMismatch { .. } => 9,
         Error::Network(_) => 10,
         Error::Backend { .. } => 11,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candlepower_client::Leftover;
+    use candlepower_hub::Error as HubError;
+
+    use super::*;
+
+    #[test]
+    fn each_error_has_the_exit_status_that_the_help_says() {
+        let (name, text) = ("chat".to_owned(), String::new);
+        let hub = || Box::new(HubError::NoHome);
+        let errors = [
+            Error::Failed { name, reason: text(), log: Vec::new(), left: Leftover::Nothing },
+            Error::Validation { field: "port", value: text(), reason: text() },
+            Error::NotFound { name: text() },
+            Error::NameInUse { name: text(), difference: text() },
+            Error::ResourceUnavailable { asked: text(), available: text() },
+            Error::GatedModel(hub()),
+            Error::QuantizationMismatch { asked: text(), file: text(), found: text() },
+            Error::Network(hub()),
+            Error::Backend { doing: text(), cause: text() },
+        ];
+        for error in errors {
+            let listed = format!(" {} {}", exit_code(&error), error.code());
+            assert!(AFTER_HELP.contains(&listed), "{listed}");
+        }
     }
 }

@@ -377,7 +377,7 @@ impl Doctor {
 
 #[cfg(test)]
 mod tests {
-    use candlepower_machine::{ComputeCapability, Gpu};
+    use candlepower_machine::{ComputeCapability, Driver, Gpu, Memory};
     use clap::Command;
 
     use super::*;
@@ -416,6 +416,57 @@ mod tests {
         let small = machine(1 << 20);
         let json = doctor(&["demo"]).look_at("demo", &small).unwrap().to_json(&small);
         assert_eq!(json["plans"][1]["fits"], false);
+    }
+
+    #[test]
+    fn the_driver_is_shown_beside_its_gpus() {
+        let mut machine = machine(1 << 30);
+        let driver = Driver { version: "580.65.06".into(), cuda_version: "13.0".into() };
+        machine.gpus.driver = Some(driver);
+        let shown = report::machine(&machine);
+        assert!(shown.contains("NVIDIA 580.65.06, supports CUDA up to 13.0"), "{shown}");
+    }
+
+    /// sentence-transformers/all-MiniLM-L6-v2.
+    const ENCODER: &str = r#"{
+        "architectures": ["BertModel"], "hidden_act": "gelu", "hidden_size": 384, "intermediate_size": 1536,
+        "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "model_type": "bert", "num_attention_heads": 12,
+        "num_hidden_layers": 6, "pad_token_id": 0, "position_embedding_type": "absolute", "type_vocab_size": 2,
+        "vocab_size": 30522}"#;
+
+    /// The report on an encoder with this configuration, on a machine with this much memory.
+    fn encoder(config: &str, argv: &[&str], bytes: u64) -> Result<Report> {
+        let mut machine = machine(1 << 30);
+        let memory = machine.memory.map(|memory| Memory { available_bytes: bytes, ..memory });
+        machine.memory = memory;
+        let config: &'static str = config.to_owned().leak();
+        let files: Vec<(&str, &[u8])> = vec![("config.json", config.as_bytes())];
+        doctor(argv).look_at_files("mini", CheckpointFiles::Embedded(files.leak()), &machine)
+    }
+
+    #[test]
+    fn an_encoder_that_does_not_fit_is_told_with_the_reason() {
+        let large = encoder(ENCODER, &[], 64 << 30).unwrap();
+        assert!(large.fits() && large.to_string().ends_with("mini fits this machine.\n"));
+        let small = encoder(ENCODER, &[], 1 << 20).unwrap();
+        let shown = small.to_string();
+        assert!(!small.fits() && shown.contains("mini does not fit this machine: "), "{shown}");
+    }
+
+    #[test]
+    fn an_encoder_is_not_quantized() {
+        let error = |config: &str, argv: &[&str]| {
+            encoder(config, argv, 64 << 30).err().unwrap().to_string()
+        };
+        let on_load = error(ENCODER, &["--quantize-on-load", "fp8"]);
+        assert!(on_load.contains("this is an encoder: leave it out"), "{on_load}");
+        let section = r#"{"quantization_config": {"quant_method": "bitsandbytes"},"#;
+        let stored = error(&ENCODER.replacen('{', section, 1), &[]);
+        assert!(
+            stored.contains("quantized with bitsandbytes")
+                && stored.ends_with("use the unquantized model"),
+            "{stored}"
+        );
     }
 
     #[test]

@@ -16,7 +16,7 @@ use clap::{Args, Command};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
-use crate::api::{UNIX, socket_path};
+use crate::api::{UNIX, reachable, socket_path};
 use crate::failure;
 
 /// The first process of a container is its server, or an init process whose command line contains the server's.
@@ -154,14 +154,7 @@ impl Address {
         if let Some(path) = &config.uds {
             return Ok(Self::of_socket(path));
         }
-        // A server that listens on all addresses is asked at the loopback address.
-        let host = match config.host.as_str() {
-            "0.0.0.0" => "127.0.0.1".to_owned(),
-            "::" => "[::1]".to_owned(),
-            host if host.contains(':') => format!("[{host}]"),
-            host => host.to_owned(),
-        };
-        let authority = format!("{host}:{}", config.port());
+        let authority = format!("{}:{}", reachable(&config.host), config.port());
         let tls = config.ssl_certfile.map(|certificate| Tls {
             trusted: Some(certificate.clone()),
             // A server that asks for client certificates also accepts its own, so that this check needs no other.
@@ -309,6 +302,16 @@ mod tests {
         for tls in [trusted, identity] {
             assert!(Address::of_url("http://localhost", tls).is_err());
         }
+    }
+
+    #[test]
+    fn a_file_of_certificates_matters_for_other_machines_alone() {
+        let tls = Tls { trusted: Some("/nowhere/ca.pem".into()), identity: None };
+        for host in ["localhost", "127.0.0.2", "::1", "::ffff:127.0.0.1"] {
+            assert!(tls.config(host).is_ok(), "{host}");
+        }
+        let error = tls.config("models.internal").unwrap_err().to_string();
+        assert!(error.starts_with("/nowhere/ca.pem cannot be used: "), "{error}");
     }
 
     #[test]

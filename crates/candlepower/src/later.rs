@@ -36,3 +36,48 @@ fn with_args<T: Args>(command: Command) -> Command {
     let long_about = Resettable::from(command.get_long_about().cloned());
     T::augment_args(command).about(about).long_about(long_about)
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::{Parser, Subcommand};
+
+    use super::*;
+
+    /// About the flags
+    #[derive(Args)]
+    struct Flags {
+        /// Times to do it
+        #[arg(long)]
+        times: usize,
+    }
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(subcommand)]
+        task: Task,
+    }
+
+    #[derive(Subcommand)]
+    enum Task {
+        /// Does it
+        Work(Later<Flags>),
+    }
+
+    #[test]
+    fn arguments_are_those_of_the_type_and_the_text_is_the_commands() {
+        let parse =
+            |words: &[&str]| Program::try_parse_from([&["program", "work"][..], words].concat());
+        assert!(matches!(parse(&["--times", "3"]), Ok(Program { task: Task::Work(_) })));
+        for (words, expected) in [
+            (&["--times", "often"][..], "invalid value 'often' for '--times"),
+            (&[][..], "--times"),
+            (&["--time", "3"][..], "unexpected argument '--time'"),
+            (&["--help"][..], "Times to do it"),
+        ] {
+            let said = parse(words).err().unwrap().to_string();
+            assert!(said.contains(expected), "{words:?}: {said}");
+        }
+        let help = parse(&["--help"]).err().unwrap().to_string();
+        assert!(help.starts_with("Does it") && !help.contains("About the flags"), "{help}");
+    }
+}

@@ -19,6 +19,7 @@ mod table;
 mod top;
 
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -31,6 +32,7 @@ use candlepower_server::{
     measure_clock, run_template_trial, run_trials, serve, try_in_children,
 };
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use tokio::runtime::{Builder, Runtime};
 
 use bench::Bench;
 use chat::{Bound, Chat};
@@ -170,10 +172,7 @@ fn main() -> ExitCode {
     // It ends last, after the server.
     let _bound = match Bound::take(&mut args).transpose() {
         Ok(bound) => bound,
-        Err(error) => {
-            print_error(format_args!("error: {error}"));
-            return ExitCode::FAILURE;
-        }
+        Err(error) => return failed(error),
     };
     // The guard lives until the end of `main`, since lines of the log may still wait to be written.
     let _end_of_log = EndOfLog;
@@ -211,8 +210,8 @@ fn run_command(args: Vec<OsString>) -> ExitCode {
     let (name, flags) =
         matches.subcommand().expect("clap refuses a command line without a subcommand");
     match name {
-        "bench" => bench::run(flags),
-        "config" => print_config(flags),
+        "bench" => bench::run(flags).unwrap_or_else(|code| code),
+        "config" => print_config(flags).unwrap_or_else(|code| code),
         "doctor" => run(flags, Doctor::run),
         "chat" => run(flags, Chat::run),
         "pull" => run(flags, Pull::run),
@@ -242,16 +241,33 @@ fn run_command(args: Vec<OsString>) -> ExitCode {
             print(&String::from_utf8_lossy(&script));
             ExitCode::SUCCESS
         }
-        _ => run_server(flags),
+        _ => run_server(flags).unwrap_or_else(|code| code),
     }
 }
 
 /// Runs a command that has these arguments.
 fn run<T: FromArgMatches>(flags: &ArgMatches, command: impl FnOnce(&T) -> ExitCode) -> ExitCode {
-    match T::from_arg_matches(flags) {
-        Ok(args) => command(&args),
-        Err(error) => error.exit(),
-    }
+    command(&arguments(flags))
+}
+
+/// The arguments of a command. Invalid ones end the program with clap's message.
+fn arguments<T: FromArgMatches>(flags: &ArgMatches) -> T {
+    T::from_arg_matches(flags).unwrap_or_else(|error| error.exit())
+}
+
+/// Prints why a command ends. Returns its exit status.
+fn failed(reason: impl Display) -> ExitCode {
+    print_error(format_args!("error: {reason}"));
+    ExitCode::FAILURE
+}
+
+/// Starts the async runtime.
+///
+/// # Errors
+/// The system has no more files or threads. The reason is printed.
+fn started(mut runtime: Builder) -> Result<Runtime, ExitCode> {
+    let runtime = runtime.enable_all().build();
+    runtime.map_err(|error| failed(format_args!("cannot start the async runtime: {error}")))
 }
 
 fn resolve(flags: &ArgMatches) -> Result<Effective, ExitCode> {
@@ -262,11 +278,8 @@ fn resolve(flags: &ArgMatches) -> Result<Effective, ExitCode> {
     })
 }
 
-fn print_config(flags: &ArgMatches) -> ExitCode {
-    let effective = match resolve(flags) {
-        Ok(effective) => effective,
-        Err(code) => return code,
-    };
+fn print_config(flags: &ArgMatches) -> Result<ExitCode, ExitCode> {
+    let effective = resolve(flags)?;
     print(&effective.to_toml());
     match describe_api_keys(&effective.config) {
         Ok(keys) if keys.is_empty() => {}
@@ -278,42 +291,26 @@ fn print_config(flags: &ArgMatches) -> ExitCode {
             print_error(format_args!("warning: `candlepower serve` would not start here: {error}"));
         }
     }
-    ExitCode::SUCCESS
+    Ok(ExitCode::SUCCESS)
 }
 
-fn run_server(flags: &ArgMatches) -> ExitCode {
-    let effective = match resolve(flags) {
-        Ok(effective) => effective,
-        Err(code) => return code,
-    };
-    let terminal = match init_logging(&effective.config) {
-        Ok(terminal) => terminal,
-        Err(error) => {
-            print_error(format_args!("error: cannot start the log: {error}"));
-            return ExitCode::FAILURE;
-        }
-    };
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    let runtime = runtime.enable_all().thread_keep_alive(BLOCKING_KEEP_ALIVE).build();
-    let runtime = match runtime {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            print_error(format_args!("error: cannot start the async runtime: {error}"));
-            return ExitCode::FAILURE;
-        }
-    };
+fn run_server(flags: &ArgMatches) -> Result<ExitCode, ExitCode> {
+    let effective = resolve(flags)?;
+    let terminal = init_logging(&effective.config);
+    let terminal =
+        terminal.map_err(|error| failed(format_args!("cannot start the log: {error}")))?;
+    let mut runtime = Builder::new_multi_thread();
+    runtime.thread_keep_alive(BLOCKING_KEEP_ALIVE);
+    let runtime = started(runtime)?;
     // Other commands end soon, so their memory needs no return.
     allocator::return_freed_memory(runtime.handle().clone());
     return_memory_when_idle(allocator::collect);
     let result = runtime.block_on(serve(effective, terminal, report::listening));
     // Clients of work that is still being prepared are gone, so nobody waits for it.
     runtime.shutdown_background();
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // Users find the error in the log; the supervisor reads this report.
-            report::failed(&error);
-            ExitCode::FAILURE
-        }
-    }
+    // Users find the error in the log; the supervisor reads this report.
+    result.map(|()| ExitCode::SUCCESS).map_err(|error| {
+        report::failed(&error);
+        ExitCode::FAILURE
+    })
 }

@@ -169,3 +169,41 @@ fn cells(row: &Value) -> Vec<String> {
         number("last_used").map_or_else(|| "-".to_owned(), age),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cells_with(changes: Value) -> Vec<String> {
+        let mut row = json!({
+            "name": "acme/tiny", "revisions": ["main", "v1"], "commit": "0123456789abcdef", "size_bytes": 1 << 20,
+            "format": "gguf", "quantization": "Q8_0", "dtype": "bfloat16", "context": 512, "complete": true, "fits": true,
+            "max_model_len_that_fits": 512, "last_used": null,
+        });
+        let (row_keys, changes) = (row.as_object_mut().unwrap(), changes.as_object().unwrap());
+        row_keys.extend(changes.clone());
+        cells(&row)
+    }
+
+    #[test]
+    fn a_row_says_how_long_a_context_fits() {
+        for (changes, expected) in [
+            (json!({}), "yes"),
+            (json!({"fits": false, "max_model_len_that_fits": 64}), "up to 64 tokens"),
+            (json!({"fits": false, "max_model_len_that_fits": 0}), "no"),
+            (json!({"fits": false, "max_model_len_that_fits": null}), "no"),
+            (json!({"fits": null}), "not supported"),
+            (json!({"complete": false}), "not complete"),
+        ] {
+            assert_eq!(cells_with(changes.clone())[5], expected, "{changes}");
+        }
+    }
+
+    #[test]
+    fn a_row_names_branches_or_else_the_commit() {
+        let whole = ["acme/tiny", "main,v1", "1.0 MiB", "gguf Q8_0", "512", "yes", "-"];
+        assert_eq!(cells_with(json!({})), whole);
+        let bare = cells_with(json!({"revisions": [], "quantization": null, "context": null}));
+        assert_eq!(bare[1..5], ["01234567", "1.0 MiB", "gguf bfloat16", ""]);
+    }
+}

@@ -19,6 +19,7 @@ pub(crate) fn failed(error: &impl Display) {
 fn write(report: &Report) {
     let Some(path) = std::env::var_os(REPORT_VARIABLE) else { return };
     if let Err(error) = report.write(path.as_ref()) {
-        print_error(format_args!("cannot report to the supervisor: {error}"));
+        let path = path.display();
+        print_error(format_args!("cannot report to the supervisor in {path}: {error}"));
     }
 }

@@ -162,3 +162,42 @@ async fn scrape(server: &Api) -> Result<Sample> {
     }
     Ok(sample)
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::api::Transport;
+
+    #[test]
+    fn the_history_has_a_window_of_samples_and_a_line_of_speeds() {
+        let begin = Instant::now();
+        let mut history = History::default();
+        for second in 0..=(History::SPEEDS as u64 + 100) {
+            let text = format!("candlepower_generation_tokens_total {}", second * 7);
+            history.push(Sample::parse(&text, begin + Duration::from_secs(second)));
+        }
+        assert_eq!((history.speeds.len(), history.speeds.back()), (History::SPEEDS, Some(&7.0)));
+        // One sample is older than the window, so that rates are over the whole of it.
+        let (oldest, newest) = (&history.samples[0], history.samples.back().unwrap());
+        let age = newest.at - oldest.at;
+        assert_eq!((history.samples.len(), age), (12, WINDOW + Duration::from_secs(1)));
+    }
+
+    #[tokio::test]
+    async fn a_server_with_other_metrics_is_named() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            assert_ne!(stream.read(&mut [0; 1024]).await.unwrap(), 0);
+            let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 13\r\n\r\nprocess_up 1\n";
+            stream.write_all(answer).await.unwrap();
+        });
+        let server = Api::new(&url, None, Some(TIMEOUT), Transport::default()).unwrap();
+        let error = scrape(&server).await.err().unwrap().to_string();
+        assert_eq!(error, format!("{url}/metrics: there are no metrics of candlepower or vLLM"));
+    }
+}

@@ -126,14 +126,6 @@ impl LayerSpec {
         }
     }
 
-    /// The gated short convolution, where it is one.
-    pub fn short_conv(&self) -> Option<&ShortConvSpec> {
-        match &self.mixer {
-            Mixer::ShortConv(conv) => Some(conv),
-            Mixer::Attention(_) | Mixer::LinearAttention(_) => None,
-        }
-    }
-
     /// Whether it keeps a state of one size of each sequence.
     pub fn keeps_state(&self) -> bool {
         self.attention().is_none()

@@ -124,6 +124,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn latents_are_padded_where_both_parts_fit() {
+        // DeepSeek's own size, a smaller one, and two that no kernel is compiled for.
+        let dims = [(512, 64), (256, 32), (640, 64), (256, 128)];
+        let rows = [(512, 576), (512, 576), (640, 704), (256, 384)];
+        assert_eq!(dims.map(|(rank, rotated)| device_latent_dims(rank, rotated)), rows);
+    }
+
+    #[test]
+    fn a_tile_of_latents_has_as_many_tokens_as_its_rows_have_room_for_heads() {
+        let tiles = 16_384 - 512 - 100;
+        let tokens = [16, 128, 500, 0].map(|heads| device_latent_tokens(heads, 100));
+        assert_eq!(tokens, [tiles * 8, tiles, tiles, tiles * 128]);
+        // A step has room for a token of each head at least.
+        assert_eq!(device_latent_tokens(128, usize::MAX), 1);
+    }
+
+    #[test]
     fn parts_of_a_vocabulary_are_at_most_64() {
         let parts = |vocab| (device_sampling_bytes(vocab) / 8 - 6) / 3124;
         assert_eq!([0, 1, 8192, 8193, 128_256].map(parts), [0, 1, 1, 2, 16]);

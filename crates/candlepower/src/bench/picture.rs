@@ -82,9 +82,10 @@ mod tests {
 
     #[test]
     fn sizes_are_two_sides_or_one() {
-        let size = |width, height| Ok(PictureSize { width, height });
+        let size = |width, height| Ok::<_, String>(PictureSize { width, height });
         assert_eq!("896x640".parse(), size(896, 640));
         assert_eq!("896".parse(), size(896, 896));
+        assert_eq!(size(896, 640).unwrap().to_string(), "896x640");
         for wrong in ["", "0", "5x", "x5", "5x0", "-1x5", "9000x9000", "a"] {
             assert!(wrong.parse::<PictureSize>().is_err(), "{wrong}");
         }

@@ -290,3 +290,25 @@ async fn first_model(api: &Api) -> Result<String> {
     let id = models["data"][0]["id"].as_str();
     Ok(id.context("the server lists no model; give one with --model")?.to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::{Command, FromArgMatches};
+
+    use super::*;
+
+    #[test]
+    fn each_level_has_as_many_requests_as_given_or_enough_for_its_clients() {
+        let counts = |argv: &[&str]| {
+            let command = ServeArgs::augment_args(Command::new("serve").no_binary_name(true));
+            let matches = command.try_get_matches_from(argv).unwrap();
+            let loads = ServeArgs::from_arg_matches(&matches).unwrap().loads();
+            loads.into_iter().map(|(load, count)| format!("{load}: {count}")).collect::<Vec<_>>()
+        };
+        assert_eq!(counts(&[]), ["1 client: 8", "4 clients: 16", "16 clients: 64"]);
+        assert_eq!(counts(&["--rate", "0.5,2"]), ["0.5/s: 32", "2/s: 32"]);
+        assert_eq!(counts(&["--rate", "0.5,2", "--requests", "7"]), ["0.5/s: 7", "2/s: 7"]);
+        let given = ["--concurrency", "1,2", "--requests", "5,6"];
+        assert_eq!(counts(&given), ["1 client: 5", "2 clients: 6"]);
+    }
+}

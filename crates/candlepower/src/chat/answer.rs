@@ -200,4 +200,25 @@ mod tests {
         assert!(failed("data: {\"error\":{\"message\":\"oh\"}}\n\n").ends_with("error: oh"));
         assert!(failed("data: {nonsense\n\n").contains("nonsense"));
     }
+
+    #[test]
+    fn an_event_without_an_end_is_not_kept() {
+        let (mut reader, megabyte) = (Reader::default(), vec![b'a'; 1 << 20]);
+        let mut take = || reader.take(&megabyte, &mut |_| {});
+        assert!((0..16).all(|_| !take().unwrap()));
+        let error = take().unwrap_err().to_string();
+        assert_eq!(error, "the server sends an event of more than 16 MiB");
+    }
+
+    #[test]
+    fn parts_of_a_call_that_has_not_begun_are_left_out() {
+        let part = |index: usize, name: &str| {
+            let call = serde_json::json!({"index": index, "function": {"name": name}});
+            let chunk = serde_json::json!({"choices": [{"delta": {"tool_calls": [call]}}]});
+            format!("data: {chunk}\n\n")
+        };
+        let stream = part(7, "far") + &part(0, "near") + "data: [DONE]\n\n";
+        let (answer, _) = read(&stream, 4096).unwrap();
+        assert_eq!(answer.calls, [Call { name: "near".into(), ..Call::default() }]);
+    }
 }

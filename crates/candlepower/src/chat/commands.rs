@@ -1,5 +1,6 @@
 //! The commands of a conversation: lines that begin with a slash.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// A command as the help shows it.
@@ -63,6 +64,7 @@ impl Command {
         let (name, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         let rest = rest.trim();
         let text = (!rest.is_empty()).then(|| rest.to_owned());
+        let expanded = |path: &str| expanded(path, std::env::var_os("HOME"));
         let path = || match rest {
             "" => Err(format!("{name} needs a file")),
             path => Ok(expanded(path)),
@@ -91,8 +93,8 @@ impl Command {
 }
 
 /// A path in which `~` is the user's home folder.
-fn expanded(path: &str) -> PathBuf {
-    match (path.strip_prefix("~/"), std::env::var_os("HOME")) {
+fn expanded(path: &str, home: Option<OsString>) -> PathBuf {
+    match (path.strip_prefix("~/"), home) {
         (Some(rest), Some(home)) => PathBuf::from(home).join(rest),
         _ => PathBuf::from(path),
     }
@@ -114,6 +116,16 @@ pub(super) fn help() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tilde_is_the_home_folder() {
+        let at_home = |path| expanded(path, Some("/people/ada".into()));
+        assert_eq!(at_home("~/a b.json"), PathBuf::from("/people/ada/a b.json"));
+        for other in ["a.json", "/a.json", "~ada/a.json", "a/~/b.json"] {
+            assert_eq!(at_home(other), PathBuf::from(other));
+        }
+        assert_eq!(expanded("~/a.json", None), PathBuf::from("~/a.json"));
+    }
 
     #[test]
     fn lines_are_commands_or_messages() {

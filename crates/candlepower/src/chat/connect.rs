@@ -15,7 +15,7 @@ use super::session::Session;
 use super::settings::Settings;
 use super::style::Screen;
 use super::target::{Target, wait_until_ready};
-use crate::api::{Api, Transport};
+use crate::api::{Api, Transport, reachable};
 
 /// Time limit for the question whether a server runs at the default address.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -77,16 +77,7 @@ async fn running_server() -> Option<(String, Option<std::path::PathBuf>)> {
     let config = ServeConfig::resolve(&flags, std::env::vars_os()).ok()?.config;
     let url = match &config.uds {
         Some(path) => format!("unix:{}", path.display()),
-        None => {
-            let host = match config.host.as_str() {
-                "0.0.0.0" => "127.0.0.1".to_owned(),
-                host if host.contains(':') => {
-                    format!("[{}]", if host == "::" { "::1" } else { host })
-                }
-                host => host.to_owned(),
-            };
-            format!("{}://{host}:{}", config.scheme(), config.port())
-        }
+        None => format!("{}://{}:{}", config.scheme(), reachable(&config.host), config.port()),
     };
     let transport = Transport { cacert: config.ssl_certfile.as_deref(), ..Transport::default() };
     let api = Api::new(&url, None, Some(PROBE_TIMEOUT), transport).ok()?;

@@ -141,4 +141,37 @@ mod tests {
         assert!(Saved::parse(&circle).is_err());
         assert!(Saved::parse(&json!({})).is_err());
     }
+
+    #[test]
+    fn what_is_wrong_with_a_file_is_named() {
+        let with = |settings: Value, turns: Vec<Value>| {
+            let conversation = json!({"turns": turns, "chosen": {"root": "t1"}});
+            let file = json!({"format": FORMAT, "version": 1, "settings": settings, "conversation": conversation});
+            Saved::parse(&file).map_err(|error| format!("{error:#}"))
+        };
+        let turn = |role: &str| json!({"id": "t1", "role": role, "content": "a"});
+        // The playground writes `null` for what is not set.
+        let read = with(json!({"seed": null, "top_k": 4}), vec![turn("user")]).unwrap();
+        assert_eq!(read.settings, [("top_k".to_owned(), json!(4))]);
+        for (turns, expected) in [
+            (vec![turn("system")], "the turn `t1`: `role` must be user, assistant or tool"),
+            (vec![], "there is no turn `t1`"),
+            (
+                vec![json!({"id": "t1", "role": "user", "images": ["http://a/b.png"]})],
+                "the turn `t1`: an image is no data: URL",
+            ),
+            (vec![turn("user"); 10_001], "10001 turns are too many: at most 10000"),
+        ] {
+            assert_eq!(with(json!({}), turns).unwrap_err(), expected);
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_too_large_is_not_read() {
+        let path = std::env::temp_dir().join(format!("candlepower-saved-{}", std::process::id()));
+        File::create(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
+        let error = Saved::read(&path).unwrap_err().to_string();
+        fs::remove_file(&path).unwrap();
+        assert_eq!(error, format!("{} has more than 64 MiB", path.display()));
+    }
 }

@@ -95,6 +95,11 @@ mod tests {
         assert_eq!((lines.len(), lines[MAX_LINES - 1].as_str()), (MAX_LINES, "line\n2000"));
         // The file was shortened.
         assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), MAX_LINES);
+        // A file of another program in its place is removed, and does not fill the memory.
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
+        assert!(history.read().is_empty() && !path.exists());
+        history.add("after that");
+        assert_eq!(history.read(), ["after that"]);
         fs::remove_dir_all(folder).unwrap();
         assert!(HistoryFile(None).read().is_empty());
     }

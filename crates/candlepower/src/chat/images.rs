@@ -43,3 +43,33 @@ pub(super) fn data_url(path: &Path) -> Result<String> {
     };
     Ok(format!("data:{format};base64,{}", BASE64_STANDARD.encode(&bytes)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_are_no_pictures_are_named_with_the_reason() {
+        let folder =
+            std::env::temp_dir().join(format!("candlepower-images-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let (text, large, gif) = (folder.join("a.txt"), folder.join("b.png"), folder.join("c.gif"));
+        std::fs::write(&text, "text").unwrap();
+        File::create(&large).unwrap().set_len(MAX_BYTES + 1).unwrap();
+        std::fs::write(&gif, "GIF89a").unwrap();
+        let refused = [&folder, &text, &large, &folder.join("none.png")].map(|path| {
+            let error = data_url(path).unwrap_err().to_string();
+            error.strip_prefix(&path.display().to_string()).unwrap().to_owned()
+        });
+        let read = data_url(&gif).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        let reasons = [
+            " is not a file",
+            " is no PNG, JPEG, WebP or GIF",
+            " has more than 20 MiB",
+            " cannot be read",
+        ];
+        assert_eq!(refused, reasons);
+        assert_eq!(read, "data:image/gif;base64,R0lGODlh");
+    }
+}

@@ -60,7 +60,9 @@ impl LocalServer {
     /// # Errors
     /// The folder or the process cannot be created.
     pub(super) fn start(model: &str, flags: &[String]) -> Result<Self> {
-        let folder = private_folder()?;
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let temporary = [std::env::temp_dir(), PathBuf::from("/tmp")];
+        let folder = private_folder(runtime.into_iter().chain(temporary))?;
         let mut command = Command::new(OWN_PROGRAM);
         // Without this name, lists of processes would show the path under `/proc`.
         command.arg0("candlepower").arg(BOUND).arg(std::process::id().to_string()).arg(&folder);
@@ -137,10 +139,9 @@ impl Drop for LocalServer {
     }
 }
 
-/// Creates a folder that only this user can enter, whose path is short enough for a socket.
-fn private_folder() -> Result<PathBuf> {
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let places = runtime.into_iter().chain([std::env::temp_dir(), PathBuf::from("/tmp")]);
+/// Creates a folder that only this user can enter, whose path is short enough for a socket, in the first of these places where that
+/// is possible.
+fn private_folder(places: impl IntoIterator<Item = PathBuf>) -> Result<PathBuf> {
     let mut failure = None;
     for place in places {
         let name = format!("candlepower-chat-{}-{:08x}", std::process::id(), fastrand::u32(..));
@@ -169,4 +170,74 @@ fn keep_lines(log: ChildStderr, lines: Arc<Mutex<VecDeque<String>>>) {
             lines.push_back(String::from_utf8_lossy(&line).into_owned());
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+
+    use super::*;
+
+    /// A shell script in the place of a server. Its last line on standard error is `last`.
+    fn running(script: &str, last: &str) -> LocalServer {
+        let folder = private_folder([PathBuf::from("/tmp")]).unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::null());
+        let mut child = command.stderr(Stdio::piped()).process_group(0).spawn().unwrap();
+        let lines = Arc::default();
+        keep_lines(child.stderr.take().unwrap(), Arc::clone(&lines));
+        let server = LocalServer { child, folder, lines };
+        let begin = Instant::now();
+        while server.lines.lock().unwrap().back().is_none_or(|line| line != last) {
+            assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", server.lines);
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        server
+    }
+
+    #[test]
+    fn the_reason_of_an_end_is_the_last_error_in_the_log() {
+        let script = "i=0; while [ $i -lt 300 ]; do echo \"1 WARN line $i\" >&2; i=$((i + 1)); done; \
+            printf 'error: no room\\n  take more\\n' >&2; exit 3";
+        let mut server = running(script, "  take more");
+        // Only the newest lines are kept.
+        assert_eq!(server.lines.lock().unwrap().len(), MAX_LINES);
+        let warnings = server.warnings();
+        assert_eq!(
+            (warnings.len(), warnings.last().unwrap().as_str()),
+            (MAX_LINES - 2, "line 299")
+        );
+        server.child.wait().unwrap();
+        let error = server.check().unwrap_err().to_string();
+        assert_eq!(error, "the server has ended (exit status: 3): no room");
+    }
+
+    #[test]
+    fn a_server_that_does_not_stop_is_killed() {
+        let server = running("trap '' TERM; echo ready >&2; while :; do sleep 1; done", "ready");
+        let (process, folder) = (format!("/proc/{}", server.child.id()), server.folder.clone());
+        assert!(Path::new(&process).exists() && folder.exists());
+        drop(server);
+        assert!(!Path::new(&process).exists() && !folder.exists());
+    }
+
+    #[test]
+    fn the_folder_of_the_socket_is_private_and_has_a_short_path() {
+        let long = Path::new("/tmp").join("a".repeat(MAX_PATH));
+        let missing = PathBuf::from("/nowhere/at/all");
+        let places = [long.clone(), missing.clone(), PathBuf::from("/tmp")];
+        let folder = private_folder(places).unwrap();
+        let mode = fs::metadata(&folder).unwrap().permissions().mode();
+        fs::remove_dir(&folder).unwrap();
+        assert!(folder.starts_with("/tmp") && mode & 0o777 == 0o700, "{folder:?} {mode:o}");
+        let failure = |place: PathBuf| format!("{:#}", private_folder([place]).unwrap_err());
+        let none = "no folder for the server's socket: ";
+        assert_eq!(failure(long), format!("{none}the paths of temporary folders are too long"));
+        let refused = failure(missing);
+        assert!(
+            refused.starts_with(&format!("{none}/nowhere/at/all/candlepower-chat-")),
+            "{refused}"
+        );
+    }
 }

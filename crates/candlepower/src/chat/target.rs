@@ -44,12 +44,12 @@ impl Target {
         let found = models.iter().find(|model| name.is_none_or(|name| id(model) == name));
         let Some(model) = found else {
             let names: Vec<String> = models.iter().map(id).collect();
-            bail!(
-                "{} has no model {}; it has {}",
-                api.shown,
-                name.unwrap_or("at all"),
-                names.join(", ")
-            );
+            match name.filter(|_| !names.is_empty()) {
+                Some(name) => {
+                    bail!("{} has no model {name}; it has {}", api.shown, names.join(", "))
+                }
+                None => bail!("{} has no model", api.shown),
+            }
         };
         let modalities = model["input_modalities"].as_array();
         Ok(Self {

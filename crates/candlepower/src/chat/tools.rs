@@ -74,4 +74,15 @@ mod tests {
             assert!(parse(&wrong).is_err(), "{wrong}");
         }
     }
+
+    #[test]
+    fn a_tool_needs_no_parameters_and_a_list_has_an_end() {
+        for bare in [json!([{"name": "f"}]), json!([{"name": "f", "parameters": null}])] {
+            let tool = parse(&bare).unwrap()[0].to_json();
+            assert_eq!(tool["function"], json!({"name": "f", "parameters": {}}));
+        }
+        let many = Value::from(vec![json!({"name": "f"}); MAX_TOOLS + 1]);
+        let error = parse(&many).unwrap_err().to_string();
+        assert_eq!(error, "129 tools are too many: at most 128");
+    }
 }

@@ -11,6 +11,7 @@ use candlepower_machine::{Machine, print, print_error};
 use candlepower_server::config::LogLevel;
 use candlepower_server::{EndOfLog, ServeConfig, hub, hub_cache, init_logging, show_download};
 use clap::Args;
+use serde_json::Value;
 
 use super::cache::CacheFlags;
 use crate::{doctor, failure};
@@ -119,19 +120,45 @@ fn summary(config: &ServeConfig, name: &ModelName, model: &HubModel) -> Result<S
     let size = commit.map_or(0, |commit| commit.bytes());
     let folder = model.folder();
     let report = doctor::report_on(&name.to_string(), model.files(), &Machine::probe());
-    let advice = match report {
-        Ok(report)
-            if report["plans"]
-                .as_array()
-                .is_some_and(|plans| plans.iter().any(|plan| plan["fits"] == true)) =>
-        {
-            format!("`candlepower chat {name}` or `candlepower serve {name}` runs it")
-        }
-        Ok(report) => format!(
-            "it does not fit this machine: {}",
-            report["message"].as_str().unwrap_or_default()
-        ),
-        Err(error) => format!("this version cannot serve it: {}", failure::text(&error)),
-    };
+    let advice = advice(name, report);
     Ok(format!("{name} is complete: {} in {}\n{advice}\n", Bytes(size), folder.display()))
+}
+
+/// The advice on a model whose report of `doctor` is this one.
+fn advice(name: &ModelName, report: Result<Value>) -> String {
+    let report = match report {
+        Ok(report) => report,
+        Err(error) => return format!("this version cannot serve it: {}", failure::text(&error)),
+    };
+    let mut plans = report["plans"].as_array().into_iter().flatten();
+    match plans.any(|plan| plan["fits"] == true) {
+        true => format!("`candlepower chat {name}` or `candlepower serve {name}` runs it"),
+        false => {
+            let reason = report["message"].as_str().unwrap_or_default();
+            format!("it does not fit this machine: {reason}")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_advice_is_a_command_or_the_reason_why_there_is_none() {
+        let name: ModelName = "acme/tiny".parse().unwrap();
+        let fits = json!({"plans": [{"fits": false}, {"fits": true}], "message": null});
+        let runs = "`candlepower chat acme/tiny` or `candlepower serve acme/tiny` runs it";
+        assert_eq!(advice(&name, Ok(fits)), runs);
+        let large =
+            json!({"plans": [{"fits": false}], "message": "out of memory: 9 GiB are needed"});
+        let reason = "it does not fit this machine: out of memory: 9 GiB are needed";
+        assert_eq!(advice(&name, Ok(large)), reason);
+        let unknown = anyhow!("architecture `Nothing` is not supported");
+        let reason = "this version cannot serve it: architecture `Nothing` is not supported";
+        assert_eq!(advice(&name, Err(unknown)), reason);
+    }
 }

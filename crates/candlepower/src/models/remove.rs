@@ -94,10 +94,11 @@ fn described(removal: &Removal) -> String {
 
 /// The names of deployments of a model, as far as they can be listed.
 fn deployments_of(name: &ModelName) -> Vec<String> {
-    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
-        return Vec::new();
-    };
-    let found = runtime.block_on(Client::new().list()).unwrap_or_else(|error| {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let listed = runtime
+        .map_err(anyhow::Error::from)
+        .and_then(|runtime| Ok(runtime.block_on(Client::new().list())?));
+    let found = listed.unwrap_or_else(|error| {
         print_error(format_args!("note: deployments cannot be listed: {error}"));
         Vec::new()
     });

@@ -211,6 +211,8 @@ mod tests {
         assert_eq!(sample.sum("key_requests_total", &[("status", "5")]), 5.0);
         assert_eq!(sample.labels("key_requests_total", "key"), ["a \"b\", }c", "d"]);
         assert!(!sample.has("broken") && sample.sum("process_start_time_seconds", &[]) == 17.0);
+        let lines = Sample::parse("up{key=\"a\\nb\"} 1", Instant::now());
+        assert_eq!(lines.label("up", "key"), Some("a\nb"));
     }
 
     #[test]
@@ -236,6 +238,10 @@ mod tests {
         let all = then.quantile(None, "x", 0.5).unwrap();
         assert!(all < 0.1, "{all}");
         assert_eq!(first.quantile(Some(&buckets([100, 100, 100])), "x", 0.5), None);
+        // A series without a bound is no part of the histogram.
+        let other =
+            sample("x_bucket{le=\"1\"} 4\nx_bucket{le=\"+Inf\"} 4\nx_bucket{key=\"a\"} 400\n");
+        assert_eq!(other.quantile(None, "x", 0.5), Some(0.5));
         // Beyond the last bound there is no better answer than the bound.
         assert_eq!(buckets([0, 0, 5]).quantile(None, "x", 0.5), Some(1.0));
     }

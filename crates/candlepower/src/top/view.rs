@@ -368,6 +368,24 @@ mod tests {
     }
 
     #[test]
+    fn what_is_rare_is_shown_when_there_is_some() {
+        let view = View::live("http://a", 80, 40, None);
+        let asking = view.draw(&History::default());
+        assert!(asking.contains("candlepower top  http://a: asking"), "{asking}");
+        let evicting = |count: u32| {
+            let memory = format!("process_resident_memory_bytes {}\n", 3u64 << 30);
+            format!("{FIRST}{memory}candlepower_num_preemptions_total {count}\n")
+        };
+        let calm = view.draw(&history(&[&evicting(1), &evicting(1)]));
+        // No token was generated between the two samples, so the chart has its lowest column.
+        let lowest = format!("{:NAMES$}▁\n", "");
+        assert!(calm.contains(&lowest) && !calm.contains("preemptions"), "{calm}");
+        assert!(calm.contains("3.0 GiB of memory"), "{calm}");
+        let busy = view.draw(&history(&[&evicting(1), &evicting(6)]));
+        assert!(busy.contains("preemptions   5/s"), "{busy}");
+    }
+
+    #[test]
     fn a_screen_is_never_exceeded() {
         let history = history(&[FIRST, THEN]);
         for (width, height) in [(1, 1), (20, 5), (80, 24), (200, 60)] {

@@ -196,6 +196,13 @@ fn what_would_change_the_vectors_is_refused_by_name() {
         (NOMIC.replace(r#"head": 12"#, r#"head": 7"#), "n_head"),
         (MINI_LM.replace(r#""gelu""#, r#""mish""#), "hidden_act"),
         (MINI_LM.replace(r#""type_vocab_size": 2,"#, ""), "type_vocab_size"),
+        (
+            MODERN.replace(
+                r#"Model"],"#,
+                r#"ForSequenceClassification"], "id2label": {"0": "a"}, "classifier_pooling": "max","#,
+            ),
+            "classifier_pooling",
+        ),
     ] {
         let error = error(&[("config.json", &text)]);
         assert!(error.contains(&format!("`{key}`")), "{error}");
@@ -298,6 +305,15 @@ fn sentence_files_that_are_not_supported_are_named() {
     assert!(with(MODULES, sqrt).unwrap_err().to_string().contains("lasttoken is"));
     let named = with(MODULES, r#"{"pooling_mode": "lasttoken"}"#).unwrap();
     assert_eq!(named.pooling, Some(Pooling::Last));
+    for (pooling, words) in [
+        (r#"{"pooling_mode": "first"}"#, "`pooling_mode` = \"first\" is not supported"),
+        (r#"{"pooling_mode": ["cls"]}"#, "`pooling_mode` = [\"cls\"] is not supported"),
+        (r#"{"pooling_mode": "mean", "include_prompt": false}"#, "`include_prompt` = false"),
+        ("{}", "`pooling_mode` is missing"),
+    ] {
+        let error = with(MODULES, pooling).unwrap_err().to_string();
+        assert!(error.starts_with("1_Pooling/config.json") && error.contains(words), "{error}");
+    }
     // A path with more than a folder's name could read a file outside of the model.
     let away = MODULES.replace("1_Pooling\"", "../1_Pooling\"");
     assert!(

@@ -1,5 +1,6 @@
 //! Names and splits, and what the metadata becomes; whole files are tested with the goldens.
 
+mod headers;
 mod names;
 
 use std::sync::Arc;
@@ -287,74 +288,6 @@ fn rules_of_splitting_are_applied_in_a_row() {
     }
 }
 
-/// A file with these values and no tensors.
-fn file(values: &[(&str, u32, Vec<u8>)]) -> Vec<u8> {
-    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
-    let mut bytes = b"GGUF".to_vec();
-    bytes.extend(3_u32.to_le_bytes());
-    bytes.extend(0_u64.to_le_bytes());
-    bytes.extend((values.len() as u64).to_le_bytes());
-    for (key, kind, value) in values {
-        bytes.extend(text(key));
-        bytes.extend(kind.to_le_bytes());
-        bytes.extend(value);
-    }
-    bytes
-}
-
-fn read(bytes: &[u8]) -> Result<Header> {
-    Header::read("a.gguf", bytes, bytes.len() as u64)
-}
-
-#[test]
-fn values_of_every_type_are_read() {
-    let header = read(&file(&[
-        ("a", 1, vec![255]),
-        ("b", 6, 1e-5_f32.to_le_bytes().to_vec()),
-        ("c", 7, vec![1]),
-        ("d", 8, [&2_u64.to_le_bytes()[..], b"hi"].concat()),
-        ("e", 9, [&0_u32.to_le_bytes()[..], &2_u64.to_le_bytes(), &[3, 4]].concat()),
-        ("f", 12, f64::NAN.to_le_bytes().to_vec()),
-        ("g", 10, u64::MAX.to_le_bytes().to_vec()),
-    ]));
-    let expected =
-        json!({"a": -1, "b": 1e-5, "c": true, "d": "hi", "e": [3, 4], "f": "NaN", "g": u64::MAX});
-    assert_eq!(Value::Object(header.unwrap().metadata), expected);
-}
-
-#[test]
-fn counts_are_held_against_the_bytes_that_are_there() {
-    let list = |kind: u32, count: u64| [&kind.to_le_bytes()[..], &count.to_le_bytes()].concat();
-    // Eight lists within each other and one of bytes are more than any writer nests.
-    let nested = |depth: usize| (0..depth).flat_map(|_| list(9, 1)).chain(list(0, 0)).collect();
-    let huge = |at: usize| {
-        let mut bytes = file(&[]);
-        bytes[at..at + 8].copy_from_slice(&(1_u64 << 60).to_le_bytes());
-        bytes
-    };
-    let cases = [
-        (Vec::new(), "it ends within its header"),
-        (b"GGML".repeat(9), "it does not begin with GGUF"),
-        (huge(8), "it promises 1152921504606846976 tensors and 0 values"),
-        (huge(16), "it promises 0 tensors and 1152921504606846976 values"),
-        (file(&[("a", 9, list(0, u64::MAX))]), "`a` promises 18446744073709551615 entries"),
-        (file(&[("a", 9, nested(9))]), "`a` promises 1 entries"),
-        (
-            file(&[("a", 8, u64::MAX.to_le_bytes().to_vec())]),
-            "the text of a promises 18446744073709551615 bytes",
-        ),
-        (file(&[("a", 99, vec![0])]), "`a` has a value of type 99"),
-        (file(&[("a\nb", 99, vec![0])]), "`a\\nb` has a value of type 99"),
-        (file(&[("a", 0, vec![0]), ("a", 0, vec![0])]), "`a` is written twice"),
-        (file(&[("general.alignment", 4, vec![3, 0, 0, 0])]), "`general.alignment` is 3"),
-    ];
-    for (bytes, reason) in cases {
-        let line = read(&bytes).unwrap_err().to_string();
-        let expected = format!("a.gguf is damaged, or no GGUF file: {reason}; download it again");
-        assert_eq!(line, expected);
-    }
-}
-
 #[test]
 fn what_is_not_supported_is_named() {
     assert_eq!(GgufType::of(16).unwrap_err(), "IQ2_XXS");
@@ -399,11 +332,46 @@ fn what_is_not_supported_is_named() {
     let line = set("tokenizer.ggml.token_type", json!([1, 2]));
     assert!(line.contains("`tokenizer.ggml.token_type` has 2 entries for 608 tokens"), "{line}");
     assert!(line.ends_with("; take another version of the model"), "{line}");
+    let line = set("tokenizer.ggml.merges", json!(["ab"]));
+    assert!(
+        line.contains("`tokenizer.ggml.merges` is \"ab\", but two tokens with a space between"),
+        "{line}"
+    );
+    for (key, value, hint) in [
+        ("llama.attention.value_length", json!(7), "; the width of keys is"),
+        ("llama.rope.scaling.type", json!("dynamic"), "; none, linear and yarn are"),
+        ("llama.rope.scaling.attn_factor", json!(2.0), "; 1 is"),
+    ] {
+        let line = set(key, value.clone());
+        assert!(line.contains(&format!("`{key}` = {value} is not supported{hint}")), "{line}");
+    }
     let line = set("llama.new_thing", 8.into());
     assert_eq!(
         line,
         "model.gguf: `llama.new_thing` = 8 is not known, and may change what the model answers; start with --ignore-config-key llama.new_thing if it does not"
     );
+}
+
+/// A model of pieces has no step that removes white space between words.
+#[test]
+fn white_space_stays_in_models_of_pieces() {
+    const KEY: &str = "tokenizer.ggml.remove_extra_whitespaces";
+    assert_eq!(refused("gguf-gemma2", &|m| drop(m.insert(KEY.into(), false.into()))), Ok(()));
+    let line = refused("gguf-gemma2", &|m| drop(m.insert(KEY.into(), true.into()))).unwrap_err();
+    assert!(line.contains(&format!("`{KEY}` = true is not supported; name a folder")), "{line}");
+}
+
+#[test]
+fn templates_beside_the_usual_one_have_names() {
+    let gguf = edited("gguf-yarn", &|m| {
+        m.insert("tokenizer.chat_template".into(), "usual".into());
+        m.insert("tokenizer.chat_templates".into(), json!(["rag", "missing"]));
+        m.insert("tokenizer.chat_template.rag".into(), "cited".into());
+    });
+    let config = gguf.unwrap().tokenizer_config().unwrap();
+    let template = |name: &str, template: &str| json!({"name": name, "template": template});
+    let expected = json!([template("default", "usual"), template("rag", "cited")]);
+    assert_eq!(config["chat_template"], expected);
 }
 
 /// Values that say what happens anyway, as converters of other times write them.
@@ -575,26 +543,6 @@ fn projectors_are_no_models_and_endings_have_any_case() {
     for (name, model) in [("a.GGUF", "a"), ("mmprojection.gguf", "mmprojection")] {
         assert_eq!(Gguf::model_name(name), Some(model));
     }
-}
-
-#[test]
-fn files_that_another_download_does_not_mend_are_said_to_be_such() {
-    for (version, reason) in [
-        (3_u32.swap_bytes(), "it is written for machines of the other byte order"),
-        (1, "its GGUF version is 1, and 2 and 3 are read"),
-        (4, "its GGUF version is 4, and 2 and 3 are read"),
-    ] {
-        let mut bytes = file(&[]);
-        bytes[4..8].copy_from_slice(&version.to_le_bytes());
-        let line = read(&bytes).unwrap_err().to_string();
-        assert_eq!(
-            line,
-            format!("a.gguf cannot be used: {reason}; take another version of the model")
-        );
-    }
-    let line =
-        read(b"version https://git-lfs.example/spec/v1\noid sha256:0").unwrap_err().to_string();
-    assert!(line.contains("a.gguf is a pointer of git-lfs"), "{line}");
 }
 
 /// A vocabulary in sentencepiece's own format is the same tokenizer.

@@ -330,6 +330,29 @@ fn what_is_left_alone_is_found_by_name_and_pattern() {
     let gptq = |text: &str| quantized(&parse(text).unwrap(), "lm_head.weight", Slot::Head);
     assert!(!gptq(GPTQ) && gptq(&GPTQ.replace("\"bits\"", "\"lm_head\": true, \"bits\"")));
     assert!(!parse(AWQ).unwrap().may_skip("a.input_scale"));
+
+    // AutoRound lists layers beside the others with the bits that it gave them.
+    let own = |settings: &str| {
+        let layers =
+            format!(r#""extra_config": {{"model.layers.10.mlp.down_proj": {settings}}}, "bits""#);
+        let text =
+            GPTQ.replace("\"bits\"", &layers).replace("\"desc_act\": true", "\"desc_act\": false");
+        text.replace("\"gptq\"", "\"auto-round\", \"packing_format\": \"auto_round:auto_gptq\"")
+    };
+    for (settings, is_quantized) in
+        [(r#"{"bits": 16, "data_type": "float"}"#, false), (r#"{"bits": 4}"#, true), ("{}", true)]
+    {
+        let found = parse(&own(settings)).unwrap();
+        assert_eq!(quantized(&found, down, Slot::Down), is_quantized, "{settings}");
+        assert!(quantized(&found, "model.layers.1.mlp.down_proj.weight", Slot::Down));
+    }
+    let refused = error(&own(r#"{"bits": 8}"#));
+    assert!(
+        refused.contains(
+            "mlp.down_proj.bits` = 8 is not supported; the bits of all layers, or 16, are"
+        ),
+        "{refused}"
+    );
 }
 
 #[test]
@@ -339,6 +362,10 @@ fn what_is_not_computed_with_has_no_scheme() {
         (
             r#"{"quant_method": "compressed-tensors", "format": "mixed-precision"}"#,
             "compressed-tensors (mixed-precision)",
+        ),
+        (
+            r#"{"quant_method": "auto-round", "packing_format": "auto_round:marlin", "bits": 4}"#,
+            "auto-round (marlin)",
         ),
     ] {
         let found = parse(text).unwrap();

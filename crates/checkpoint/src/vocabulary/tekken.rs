@@ -133,4 +133,46 @@ mod tests {
         let said = error(config(3, 4), 1).unwrap();
         assert!(said.contains("at most 3 is"), "{said}");
     }
+
+    #[test]
+    fn tokens_and_their_names_are_checked() {
+        let read = |vocab: &[Value], special: Value| {
+            let config =
+                json!({"pattern": ".", "default_vocab_size": 4, "default_num_special_tokens": 2});
+            let file = json!({"config": config, "vocab": vocab, "special_tokens": special});
+            tokenizer(file.to_string().as_bytes())
+        };
+        let token =
+            |rank: usize, text: &str| json!({"rank": rank, "token_bytes": STANDARD.encode(text)});
+        let vocab = [token(0, "a"), token(1, "b")];
+        // A name beyond the special tokens would take the id of a token.
+        let names = json!([{"rank": 1, "token_str": "<s>"}, {"rank": 2, "token_str": "<a>"}]);
+        let read_names = read(&vocab, names).unwrap();
+        let name = |id: usize| read_names["added_tokens"][id]["content"].clone();
+        assert_eq!([name(0), name(1), name(2)], [json!("<SPECIAL_0>"), json!("<s>"), Value::Null]);
+        assert_eq!(read_names["model"]["vocab"]["a"], 2);
+
+        for (vocab, special, reason) in [
+            (vec![token(0, "a")], json!(null), "it has 1 tokens, and 2 are promised"),
+            (
+                vec![token(0, "a"), token(2, "b")],
+                json!(null),
+                "token 1 has no bytes, or another rank",
+            ),
+            (
+                vec![token(0, ""), token(1, "b")],
+                json!(null),
+                "token 0 has no bytes, or another rank",
+            ),
+            (vocab.to_vec(), json!([{"rank": 1}]), "a special token has no rank or no text"),
+            (
+                vocab.to_vec(),
+                json!([{"token_str": "<s>"}]),
+                "a special token has no rank or no text",
+            ),
+        ] {
+            let said = read(&vocab, special).unwrap_err().to_string();
+            assert!(said.contains(FILE) && said.contains(reason), "{said}");
+        }
+    }
 }

@@ -166,3 +166,33 @@ pub(super) fn to_table(title: &str, levels: &[Level]) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[test]
+    fn failures_and_short_answers_are_told_below_the_tables() {
+        let answer = |tokens: usize| {
+            let mut answer = Answer { end: Duration::from_secs(1), ..Answer::default() };
+            answer.usage.completion_tokens = tokens;
+            Ok(answer)
+        };
+        let answers =
+            vec![answer(8), answer(3), Err(anyhow!("too busy")), Err(anyhow!("too busy"))];
+        let measured = Measured { duration: Duration::from_secs(2), answers };
+        let load = Load::Closed { concurrency: 3 };
+        let level = Level::new(load, &measured, Some(8));
+        assert!(level.has_failures());
+        let shown = to_table("title", &[level]);
+        let notes = "\n3 clients: failed 2 times: too busy\n\
+            3 clients: 1 answers have fewer tokens than requested, although ignore_eos was sent\n";
+        assert!(shown.starts_with("title\n\n") && shown.ends_with(notes), "{shown}");
+        // Without ignore_eos an answer may be short.
+        assert!(!to_table("title", &[Level::new(load, &measured, None)]).contains("fewer"));
+    }
+}

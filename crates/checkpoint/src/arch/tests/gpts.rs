@@ -23,6 +23,10 @@ fn opt() {
         (r#"{"do_layer_norm_before": false}"#, "`do_layer_norm_before` = false is not supported"),
         (r#"{"word_embed_proj_dim": 512}"#, "`word_embed_proj_dim` = 512"),
         (r#"{"ffn_dim": "wide"}"#, "`ffn_dim` is \"wide\""),
+        (
+            r#"{"layer_norm_elementwise_affine": false}"#,
+            "`layer_norm_elementwise_affine` = false is not supported; true is",
+        ),
     ] {
         assert!(error(&with(text, edit)).contains(message), "{edit}");
     }

@@ -226,6 +226,10 @@ fn lfm2() {
         (r#"{"layer_types": ["conv"]}"#, "an entry for each layer"),
         (r#"{"full_attn_idxs": []}"#, "full_attention in one layer at least"),
         (r#"{"norm_eps": "small"}"#, "`norm_eps` is \"small\""),
+        (
+            r#"{"hidden_size": 20, "num_attention_heads": 2, "num_key_value_heads": 2}"#,
+            "`hidden_size` = 20 is not supported; multiples of 8 are",
+        ),
     ] {
         assert!(error(&with(text, edit)).contains(message), "{edit}: {}", error(&with(text, edit)));
     }
@@ -322,6 +326,14 @@ fn what_nemotron_h_cannot_be_is_refused() {
     ] {
         assert_refused(NEMOTRON_3_NANO, from, to, expected);
     }
+    let (key, pattern) =
+        ("\"hybrid_override_pattern\"", "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME");
+    assert_refused(NEMOTRON_3_NANO, key, "\"pattern\"", "`hybrid_override_pattern` is missing");
+    let without = pattern.replace('*', "M");
+    assert_refused(NEMOTRON_3_NANO, pattern, &without, "one of them attention");
+    // Experts may be alone, without one that every token uses.
+    let alone = NEMOTRON_3_NANO.replace("\"n_shared_experts\": 1", "\"n_shared_experts\": 0");
+    assert!(spec(&alone).layers[3].ffn.experts().unwrap().shared.is_none());
 }
 
 /// ibm-granite/granite-4.0-h-tiny, as far as it is read.
@@ -353,6 +365,11 @@ fn granite_4_with_mamba() {
         ("\"layer_types\": [\"mamba\", ", "\"layer_types\": [", "for each layer"),
         ("\"mamba_d_head\": 64", "\"mamba_d_head\": \"wide\"", "`mamba_d_head`"),
         ("\"mamba_proj_bias\": false", "\"mamba_proj_bias\": true", "`mamba_proj_bias`"),
+        (
+            "\"nope\"",
+            "\"alibi\"",
+            "`position_embedding_type` = \"alibi\" is not supported; rope and nope",
+        ),
     ] {
         assert_refused(GRANITE_4_H_TINY, from, to, expected);
     }
