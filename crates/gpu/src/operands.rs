@@ -3,6 +3,7 @@
 mod attention;
 mod experts;
 mod fp8;
+mod fusions;
 mod latent;
 mod linear_attention;
 mod norm;
@@ -29,6 +30,7 @@ pub(crate) use fp8::block_stride;
 pub use fp8::{
     Fp8Matrix, Fp8Product, Fp8Rows, Fp8Weights, RowsOut, fp8_capability, fp8_fault, fp8_product,
 };
+pub use fusions::Fusions;
 pub use latent::LatentsToCache;
 pub(crate) use latent::{HEAD_PRODUCT, HeadShape, LATENTS, LatentShape};
 pub(crate) use linear_attention::{GATE_AXES, SIGMOID_GATE, gate_dims};

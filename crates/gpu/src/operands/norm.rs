@@ -30,6 +30,9 @@ pub struct RmsNorm<'a> {
     pub form: NormWeight,
     /// Added to the mean square.
     pub eps: f32,
+    /// Matrix of a later product, of the rows' element type. A GPU requests its first bytes for the L2 cache meanwhile, which
+    /// changes no result. `None`: nothing is requested.
+    pub next: Option<&'a Tensor>,
 }
 
 /// Parameters of a layer norm.

@@ -2,13 +2,32 @@
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::operands::Operand;
-use candlepower_kernels::{Error, Fp8Rounding, Result, linear_reference};
+use candlepower_kernels::{Activation, Error, Fp8Rounding, Result, linear_reference};
 
 use super::fp8::{round_activations, round_padded, values_of, write_rows};
 use super::launch_on_gpu;
 use super::packed::rounded;
 use super::reference::Reference;
-use crate::operands::{FP8_BLOCK, Fp8Matrix, Fp8Rows, HeadPadding, Matrix};
+use super::rows::gated_activation_before;
+use crate::operands::{FP8_BLOCK, Fp8Matrix, Fp8Rows, Fusions, HeadPadding, Matrix, RowsOut};
+
+/// Rows of the largest step in which kernels between products request weights ahead. With more rows they leave memory idle for a
+/// small part of their time alone.
+#[cfg(feature = "cuda")]
+const MAX_PREFETCH_ROWS: usize = 128;
+
+/// What [`Matmul::gated`] computes.
+#[derive(Clone, Copy, Debug)]
+pub struct GatedProduct<'a> {
+    /// `[2 * n, k]`: the outputs of its first half are gates of those of the second.
+    pub weight: &'a Matrix,
+    /// `[2 * n]`, if there is one.
+    pub bias: Option<&'a Tensor>,
+    /// The activation of the gates.
+    pub act: Activation,
+    /// The matrix that multiplies the result next.
+    pub reader: Option<&'a Matrix>,
+}
 
 /// Buffers of matrix products, reserved once so that a product allocates nothing.
 #[derive(Debug)]
@@ -93,6 +112,56 @@ impl Matmul {
             cublas: self.cublas.map(crate::cuda::Cublas::with_fixed_order),
             ..self
         }
+    }
+
+    /// Uses these fused kernels on a GPU, whatever the environment says.
+    #[must_use]
+    #[cfg_attr(not(feature = "cuda"), allow(unused_variables, clippy::missing_const_for_fn))]
+    pub fn with_fusions(self, fusions: Fusions) -> Self {
+        Self {
+            #[cfg(feature = "cuda")]
+            cublas: self.cublas.map(|cublas| cublas.with_fusions(fusions)),
+            ..self
+        }
+    }
+
+    /// The weights that a kernel before the product of `rows` rows with `w` requests for the L2 cache, if it does so.
+    #[cfg_attr(not(feature = "cuda"), allow(unused_variables, clippy::missing_const_for_fn, clippy::unused_self))]
+    pub fn prefetched<'a>(&self, w: &'a Matrix, rows: usize) -> Option<&'a Tensor> {
+        #[cfg(feature = "cuda")]
+        if let (Some(cublas), Matrix::Rows(weights)) = (&self.cublas, w)
+            && cublas.fusions().prefetch
+            && rows <= MAX_PREFETCH_ROWS
+        {
+            return Some(weights);
+        }
+        None
+    }
+
+    /// Computes `out = act(gate) * up` for the rows `[gate, up]` of `x @ w^T + bias`: `x` `[rows, k]`, `out` `[rows, n]`. One
+    /// kernel of a GPU does so for few rows and a matrix that is not quantized. Otherwise the product is written to `gate_up`,
+    /// `[rows, 2 * n]`, and [`gated_activation`](crate::gated_activation) reads it. The bits are the same.
+    ///
+    /// # Errors
+    /// Those of [`Matmul::run`] and [`gated_activation`](crate::gated_activation).
+    pub fn gated(
+        &self,
+        x: &Tensor,
+        product: &GatedProduct<'_>,
+        gate_up: &Tensor,
+        out: &RowsOut,
+    ) -> Result<()> {
+        let GatedProduct { weight, bias, act, reader } = *product;
+        #[cfg(feature = "cuda")]
+        if let (Some(cublas), Matrix::Rows(w), RowsOut::Plain(out)) = (&self.cublas, weight, out)
+            && cublas.gated(x, w, bias, act, out)?
+        {
+            return Ok(());
+        }
+        self.run(x, weight, bias, gate_up)?;
+        let (rows, _) = Operand::new("matmul", "x", x).dims2("[rows, k]")?;
+        let next = reader.and_then(|reader| self.prefetched(reader, rows));
+        gated_activation_before(next, gate_up, act, out)
     }
 
     /// The rows of `x`, `[rows, k]`, rounded to FP8 if a product with them asks for it: in a buffer that the next call

@@ -11,6 +11,7 @@ mod elements;
 mod experts;
 mod fp8;
 mod fp8_rows;
+mod fusions;
 mod gpu;
 mod hopper_attention;
 mod latent;
@@ -33,7 +34,7 @@ use gpu::Gpu;
 /// A comparison over many shapes, which panics if kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 55] = [
+const COMPARISONS: [(&str, Comparison); 58] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("layer_norm", rows::layer_norm),
@@ -45,6 +46,9 @@ const COMPARISONS: [(&str, Comparison); 55] = [
     ("gemv", rows::gemv),
     ("matmul", elements::matmul),
     ("rows_product", products::rows_product),
+    ("gated_product", fusions::gated_product),
+    ("gemv_waves", fusions::gemv_waves),
+    ("prefetch", fusions::prefetch),
     ("packed_product", packed::packed_product),
     ("packed_matmul", packed::packed_matmul),
     ("packed_embedding", packed::packed_embedding),
