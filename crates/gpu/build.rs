@@ -16,7 +16,7 @@ use head_dims::DEVICE_HEAD_DIMS;
 const KERNELS: &str = "src/cuda/kernels";
 
 /// Sources that are compiled once.
-const SOURCES: [&str; 19] = [
+const SOURCES: [&str; 20] = [
     "attention_latent",
     "ordered_attention",
     "expert_product",
@@ -32,6 +32,7 @@ const SOURCES: [&str; 19] = [
     "experts",
     "token_counts",
     "gemv",
+    "normed_gemv",
     "fp8",
     "fp8_product",
     "elements",

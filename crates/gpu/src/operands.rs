@@ -34,7 +34,8 @@ pub use fusions::Fusions;
 pub use latent::LatentsToCache;
 pub(crate) use latent::{HEAD_PRODUCT, HeadShape, LATENTS, LatentShape};
 pub(crate) use linear_attention::{GATE_AXES, SIGMOID_GATE, gate_dims};
-pub use norm::{LayerNorm, NormWeight, RmsNorm};
+pub(crate) use norm::has_normed_rows;
+pub use norm::{LayerNorm, NormWeight, NormedRows, RmsNorm};
 #[cfg(feature = "cuda")]
 pub(crate) use ordered_attention::{Division, Item, NARROW_ROWS, RESIDENT_BLOCKS, Work};
 pub(crate) use packed::{E2M1_FACTOR, quant_index};

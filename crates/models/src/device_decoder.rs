@@ -6,8 +6,9 @@ use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{ModelSpec, QkNormSpan};
 use candlepower_comm::Comm;
 use candlepower_gpu::{
-    self as gpu, AttentionStep, GatedProduct, LatentsToCache, LaunchShape, LayerNorm, Matrix, NormWeight, QkNorm,
-    QkvToCache, RmsNorm, Routing, RowsOut, StatePool, StateTables, ValueNorm,
+    self as gpu, AttentionStep, Factor, GatedProduct, LatentsToCache, LaunchShape, LayerNorm,
+    Matrix, NormWeight, QkNorm, QkvToCache, RmsNorm, Routing, RowsOut, StatePool, StateTables,
+    ValueNorm,
 };
 use candlepower_kernels::{Activation, AttentionMetadata, KvCacheConfig, VocabPart};
 
@@ -27,11 +28,13 @@ use crate::{
     short_conv::ShortConv,
 };
 
+mod deferred;
 mod fp8;
 mod generations;
 mod prefill;
 mod workspace;
 
+use deferred::DeferredNorm;
 use generations::Region;
 pub use prefill::PrefillLine;
 pub use workspace::{Workspace, WorkspaceSize};
@@ -111,6 +114,7 @@ impl DeviceDecoder {
             hidden: self.spec.hidden_size,
             embed_scale: self.embed_scale,
             ranks: self.ranks.as_ref(),
+            deferred: DeferredNorm::default(),
         }
     }
 
@@ -209,6 +213,7 @@ struct DeviceOps<'a> {
     hidden: usize,
     embed_scale: f32,
     ranks: Option<&'a DeviceRanks>,
+    deferred: DeferredNorm,
 }
 
 impl DeviceOps<'_> {
@@ -283,12 +288,16 @@ impl DeviceOps<'_> {
         bias: Option<&Tensor>,
         out: &Tensor,
     ) -> Result<()> {
+        if let Some(normed) = self.take_deferred(x) {
+            return Ok(self.workspace.matmul.run_normed(&normed.rows(), weight, bias, out)?);
+        }
         self.read_factor(x, weight);
         Ok(self.workspace.matmul.run(x, weight, bias, out)?)
     }
 
     /// Checks operands, in debug builds, after the buffers of the results were taken.
     fn read(&self, operands: &[&Tensor]) {
+        self.expect_computed(operands);
         self.workspace.generations.read(operands);
     }
 
@@ -395,7 +404,8 @@ impl Ops for DeviceOps<'_> {
             per_layer: per_layer.map(|from| keep(from, WIDE, Region::PerLayer)).transpose()?,
             x: keep(&tokens.x, BRANCH, Region::Residual)?,
         };
-        Ok(OutputOps::Some(Self { tokens: count, positions, ..*self }, kept))
+        let deferred = DeferredNorm::default();
+        Ok(OutputOps::Some(Self { tokens: count, positions, deferred, ..*self }, kept))
     }
 
     fn output_rows(&self, hidden: Option<&Tensor>) -> Result<Tensor> {
@@ -440,6 +450,11 @@ impl Ops for DeviceOps<'_> {
             let normed = self.norm(&residual, norm, None)?;
             return Ok((residual, normed));
         };
+        let matmul = &self.workspace.matmul;
+        let takes_norm = reader.is_some_and(|reader| matmul.takes_norm(reader, self.tokens));
+        if takes_norm && self.has_second_residual() {
+            return self.defer_norm(residual, x, scale, (norm, form));
+        }
         let out = self.rows_for(reader, Region::Normed, self.hidden)?;
         self.read(&[&residual, x]);
         let norm = RmsNorm { weight: &norm.weight, form, eps: norm.eps, next: self.next(reader) };
@@ -601,14 +616,21 @@ impl Ops for DeviceOps<'_> {
     ) -> Result<Tensor> {
         let Linear { weight, bias } = linear;
         let gate_up = self.rows(WIDE, weight.n())?;
-        self.read_factor(x, weight);
+        let normed = self.take_deferred(x);
+        let factor = match &normed {
+            Some(normed) => Factor::Normed(normed.rows()),
+            None => {
+                self.read_factor(x, weight);
+                Factor::Rows(x)
+            }
+        };
         let out = self.rows_for(Some(reader), INNER, weight.n() / 2)?;
         // One kernel may write `out` while it reads x. Rows in FP8 are written by another kernel.
-        if matches!(out, RowsOut::Plain(_)) {
+        if matches!((&out, &factor), (RowsOut::Plain(_), Factor::Rows(_))) {
             self.read(&[x]);
         }
         let product = GatedProduct { weight, bias: bias.as_ref(), act, reader: Some(reader) };
-        self.workspace.matmul.gated(x, &product, &gate_up, &out)?;
+        self.workspace.matmul.gated(&factor, &product, &gate_up, &out)?;
         Ok(out.tensor().clone())
     }
 

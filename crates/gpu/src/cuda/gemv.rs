@@ -9,8 +9,8 @@ use candlepower_kernels::{Activation, Error, Result};
 
 /// Maximum number of rows of x that [`gemv`] takes.
 pub const GEMV_MAX_ROWS: usize = 8;
-/// Maximum number of rows with gates. More rows have no [`GemvBlocks`] but [`GemvBlocks::OfTiles`].
-pub const GATED_GEMV_MAX_ROWS: usize = 2;
+/// Maximum number of rows with gates or with norms. More rows have no [`GemvBlocks`] but [`GemvBlocks::OfTiles`].
+pub const FEW_ROWS: usize = 2;
 
 /// How the outputs are divided among thread blocks. It changes no bit of the result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,13 +60,33 @@ pub fn gemv_as(
     bias: Option<&Tensor>,
     out: &Tensor,
 ) -> Result<()> {
-    const KERNEL: &str = "gemv";
-    let launch = Launch::new(KERNEL, "x", x)?;
-    let (rows, k) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
-    let (n, _) = Operand::new(KERNEL, "w", w).dims2("[n, k]")?;
+    let launch = Launch::new("gemv", "x", x)?;
+    let args = gemv_args(&launch, form, x, w, bias, out)?;
+    if args.n == 0 {
+        return Ok(());
+    }
+    // SAFETY: every address was checked above to hold the elements that the dimensions say.
+    unsafe { launch.run(candlepower_gemv, &args) }
+}
+
+/// The checked arguments of [`gemv_as`].
+///
+/// # Errors
+/// Same as [`gemv_as`], but for those of the launch.
+pub(super) fn gemv_args(
+    launch: &Launch,
+    form: &GemvForm,
+    x: &Tensor,
+    w: &Tensor,
+    bias: Option<&Tensor>,
+    out: &Tensor,
+) -> Result<GemvArgs> {
+    let kernel = launch.kernel();
+    let (rows, k) = Operand::new(kernel, "x", x).dims2("[rows, k]")?;
+    let (n, _) = Operand::new(kernel, "w", w).dims2("[n, k]")?;
     let error = |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
     let (most, expected) = match form.gate {
-        Some(_) => (GATED_GEMV_MAX_ROWS, "1 or 2 with gates"),
+        Some(_) => (FEW_ROWS, "1 or 2 with gates"),
         None => (GEMV_MAX_ROWS, "1 to 8; use a matmul for more"),
     };
     if !(1..=most).contains(&rows) {
@@ -76,7 +96,7 @@ pub fn gemv_as(
         return error("k", k, "a positive multiple of 8");
     }
     let outputs = gated_outputs(n, form.gate)?;
-    let args = GemvArgs {
+    Ok(GemvArgs {
         x: launch.elements(("x", x), "[rows, k]", &[rows, k])?,
         weight: launch.elements(("w", w), "[n, k]", &[n, k])?,
         bias: match bias {
@@ -94,12 +114,7 @@ pub fn gemv_as(
             GemvBlocks::Resident => -1,
             GemvBlocks::AtMost(blocks) => blocks as i32,
         },
-    };
-    if n == 0 {
-        return Ok(());
-    }
-    // SAFETY: every address was checked above to hold the elements that the dimensions say.
-    unsafe { launch.run(candlepower_gemv, &args) }
+    })
 }
 
 /// Number of outputs of a product with a matrix of `n` rows: half of them with gates.
@@ -122,9 +137,9 @@ pub(super) fn gate_code(gate: Option<Activation>) -> i32 {
     gate.map_or(-1, code)
 }
 
-/// Mirrors `GemvArgs` in gemv.cu.
+/// Mirrors `GemvArgs` in gemv.cuh.
 #[repr(C)]
-struct GemvArgs {
+pub(super) struct GemvArgs {
     x: Address,
     weight: Address,
     bias: Address,

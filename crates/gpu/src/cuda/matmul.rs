@@ -15,9 +15,10 @@ use candle_core::{CudaDevice, DType, Device, Tensor};
 use super::cublas_lt::CublasLt;
 use super::gemv::{GemvBlocks, GemvForm, gemv_as};
 use super::launch::{Address, Launch, VECTOR, driver};
+use super::normed_gemv::normed_gemv;
 use super::packed::{packed_max_rows, packed_product};
 use super::rows_product::{MAX_PRODUCT_ROWS, has_rows_product, rows_product};
-use crate::operands::{Fp8Matrix, Fp8Rows, Fusions, PackedMatrix};
+use crate::operands::{Fp8Matrix, Fp8Rows, Fusions, NormedRows, PackedMatrix};
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::{Activation, Error, Result};
 
@@ -131,11 +132,6 @@ impl Cublas {
         self
     }
 
-    /// The fused kernels that are used.
-    pub(crate) const fn fusions(&self) -> Fusions {
-        self.fusions
-    }
-
     /// Multiplies these numbers of rows by [`Cublas::rows_product`], whatever the environment says. With `1..=128`, sums
     /// are added in one order for all of them.
     #[must_use]
@@ -198,16 +194,40 @@ impl Cublas {
         }
     }
 
+    /// Whether GEMV multiplies `rows` rows of `k` inputs.
+    pub(crate) fn has_gemv(&self, rows: usize, k: usize) -> bool {
+        matches!(self.kernel_of(rows, k), Kernel::Gemv)
+    }
+
+    /// See [`normed_gemv`].
+    ///
+    /// # Errors
+    /// Same as [`normed_gemv`].
+    pub(crate) fn normed(
+        &self,
+        rows: &NormedRows<'_>,
+        w: &Tensor,
+        bias: Option<&Tensor>,
+        gate: Option<Activation>,
+        out: &Tensor,
+    ) -> Result<()> {
+        normed_gemv(&self.gemv_form(gate), rows, w, bias, out)
+    }
+
     /// What multiplies the rows `x` by a matrix that is not quantized.
     fn kernel(&self, x: &Tensor) -> Result<Kernel> {
         let (rows, k) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
+        Ok(self.kernel_of(rows, k))
+    }
+
+    fn kernel_of(&self, rows: usize, k: usize) -> Kernel {
         let by_rows = self.product_rows.contains(&rows) && has_rows_product(rows, k);
         let by_gemv = (1..=MAX_GEMV_ROWS).contains(&rows) && k > 0 && k.is_multiple_of(VECTOR);
-        Ok(match (self.has_fixed_order || by_rows, by_gemv) {
+        match (self.has_fixed_order || by_rows, by_gemv) {
             (true, _) => Kernel::RowsProduct,
             (false, true) => Kernel::Gemv,
             (false, false) => Kernel::Cublas,
-        })
+        }
     }
 
     fn gemv_form(&self, gate: Option<Activation>) -> GemvForm {

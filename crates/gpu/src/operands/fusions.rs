@@ -12,6 +12,8 @@ const VARIABLE: &str = "CANDLEPOWER_DECODE_FUSIONS";
 pub struct Fusions {
     /// Products of up to 128 rows apply the activation of gates themselves, if a kernel of ours multiplies.
     pub gate: bool,
+    /// Products of one or two short rows compute the norm of these rows, after the addition to the residual.
+    pub norm: bool,
     /// Norms, activations and the write into the KV cache request the first weights of a later product for the L2 cache.
     pub prefetch: bool,
     /// Blocks of products of one or two rows compute several tiles one after the other.
@@ -20,7 +22,7 @@ pub struct Fusions {
 
 impl Fusions {
     /// Every operation has a kernel of its own.
-    pub const OFF: Self = Self { gate: false, prefetch: false, wave: false };
+    pub const OFF: Self = Self { gate: false, norm: false, prefetch: false, wave: false };
 
     /// The fusions that the environment variable `CANDLEPOWER_DECODE_FUSIONS` names, or the default without it.
     ///
@@ -40,10 +42,11 @@ impl Fusions {
         for name in text.split(',') {
             match name.trim() {
                 "gate" => fusions.gate = true,
+                "norm" => fusions.norm = true,
                 "prefetch" => fusions.prefetch = true,
                 "wave" => fusions.wave = true,
                 _ => {
-                    let expected = "write off, or a list of gate, prefetch and wave";
+                    let expected = "write off, or a list of gate, norm, prefetch and wave";
                     return Err(Error::Metadata(format!("{VARIABLE}={text}: {expected}")));
                 }
             }
@@ -70,8 +73,8 @@ mod tests {
         assert_eq!(parse(Some("")), Fusions::default());
         assert_eq!(parse(Some("off")), Fusions::OFF);
         assert_eq!(parse(Some("wave")), Fusions { wave: true, ..Fusions::OFF });
-        let all = Fusions { gate: true, prefetch: true, wave: true };
-        assert_eq!(parse(Some("prefetch, wave,gate")), all);
+        let all = Fusions { gate: true, norm: true, prefetch: true, wave: true };
+        assert_eq!(parse(Some("prefetch, wave,gate,norm")), all);
         let error = Fusions::parse(Some("gate,waves")).unwrap_err().to_string();
         assert!(error.contains("CANDLEPOWER_DECODE_FUSIONS=gate,waves: write off, or"), "{error}");
         assert!(Fusions::parse(Some("gate,")).is_err());

@@ -1,9 +1,9 @@
 //! Fused kernels, which must have the bits of separate ones, and requests for the L2 cache, which must change none.
 
 use candle_core::{DType, Tensor};
-use candlepower_gpu::cuda::{self, Cublas, GATED_GEMV_MAX_ROWS, GemvBlocks, GemvForm};
+use candlepower_gpu::cuda::{self, Cublas, FEW_ROWS, GemvBlocks, GemvForm};
 use candlepower_gpu::{
-    Fusions, GatedProduct, Graph, Matmul, Matrix, NormWeight, RmsNorm, RowsOut,
+    Factor, Fusions, GatedProduct, Graph, Matmul, Matrix, NormWeight, NormedRows, RmsNorm, RowsOut,
 };
 use candlepower_kernels::Activation;
 
@@ -116,7 +116,7 @@ fn compare_gated(
                 cublas.rows_product(x, w, bias, out).unwrap();
             });
             gpu.assert_equal(&bits(&out), &want, &what);
-            if rows <= GATED_GEMV_MAX_ROWS {
+            if rows <= FEW_ROWS {
                 let out = gpu.unwritten(&[rows, *inner], *dtype);
                 let form = GemvForm { gate: Some(act), ..GemvForm::default() };
                 cuda::gemv_as(&form, &product.rows(rows), w, bias, &out).unwrap();
@@ -141,10 +141,11 @@ fn chosen(gpu: &Gpu, random: &mut Random) {
         let of = GatedProduct { weight: &weight, bias, act, reader: Some(&reader) };
         let gate_up = gpu.unwritten(&[rows, 48], dtype);
         let out = gpu.unwritten(&[rows, 24], dtype);
-        matmul.gated(&product.rows(rows), &of, &gate_up, &RowsOut::Plain(out.clone())).unwrap();
+        let x = product.rows(rows);
+        matmul.gated(&Factor::Rows(&x), &of, &gate_up, &RowsOut::Plain(out.clone())).unwrap();
         (bits(&out), to_vec(&gate_up).iter().all(|value| value.is_nan()))
     };
-    let all = Fusions { gate: true, prefetch: true, wave: true };
+    let all = Fusions { gate: true, norm: true, prefetch: true, wave: true };
     for rows in [1, 2, 3, 5] {
         let (want, is_fused) = run(Fusions::OFF, rows);
         assert!(!is_fused);
@@ -211,6 +212,56 @@ pub(crate) fn gemv_waves(gpu: &Gpu) {
                     gpu.assert_equal(&run(blocks), &want, &what);
                 }
                 gpu.assert_equal(&run(GemvBlocks::Resident), &want, "resident blocks");
+            }
+        }
+    }
+}
+
+/// Products that compute the norm of their rows, for matrices whose sums one, two, four and eight warps share. The numbers of
+/// inputs are the least and the most; multiples of the vectors of a warp, and others.
+pub(crate) fn normed_gemv(gpu: &Gpu) {
+    let mut random = Random(64);
+    for (n, k) in [(2, 8), (98, 2048), (1186, 264), (2250, 896), (4302, 1032), (4226, 64)] {
+        for dtype in HALVES {
+            for (rows, form, scale) in [(1, NormWeight::Plain, 1.0), (2, NormWeight::OnePlus, 0.37)]
+            {
+                let product = Product::new(gpu, &mut random, dtype, rows, (n / 2, k));
+                let Product { x, w, bias, .. } = &product;
+                let mut floats = |count: usize, dims: &[usize]| {
+                    gpu.floats(&random.floats(count, 2.0, dtype), dims, dtype)
+                };
+                let (before, weight) = (floats(rows * k, &[rows, k]), floats(k, &[k]));
+                let norm = RmsNorm { weight: &weight, form, eps: 1e-5, next: None };
+                for gate in [None, Some(Activation::Silu)] {
+                    let out = || {
+                        let outputs = if gate.is_some() { n / 2 } else { n };
+                        gpu.unwritten(&[rows, outputs], dtype)
+                    };
+                    let (want_sum, normed, want) =
+                        (before.copy().unwrap(), gpu.unwritten(&[rows, k], dtype), out());
+                    cuda::add_rms_norm(&want_sum, x, scale, &norm, &normed).unwrap();
+                    let plain = GemvForm { gate, blocks: GemvBlocks::OfTiles };
+                    cuda::gemv_as(&plain, &normed, w, Some(bias), &want).unwrap();
+                    for blocks in [GemvBlocks::Resident, GemvBlocks::AtMost(3)] {
+                        let (sum, found) = (gpu.unwritten(&[rows, k], dtype), out());
+                        let of = NormedRows { residual: &before, x, sum: &sum, scale, norm };
+                        let form = GemvForm { gate, blocks };
+                        cuda::normed_gemv(&form, &of, w, Some(bias), &found).unwrap();
+                        let what = format!("{rows} x {k} x {n}, {gate:?}, {blocks:?}, {dtype:?}");
+                        gpu.assert_equal(&bits(&sum), &bits(&want_sum), &format!("{what}: sum"));
+                        gpu.assert_equal(&bits(&found), &bits(&want), &what);
+                    }
+                }
+                // A sum in the memory of the residual, and rows that are too long or too many.
+                let refused = |of: NormedRows<'_>, w: &Tensor| {
+                    let out = gpu.unwritten(&[of.x.dims()[0], n], dtype);
+                    let refused = cuda::normed_gemv(&GemvForm::default(), &of, w, None, &out);
+                    assert!(refused.is_err(), "{rows} x {k} x {n}");
+                };
+                refused(NormedRows { residual: &before, x, sum: &before, scale, norm }, w);
+                let many = floats(3 * k, &[3, k]);
+                let sum = gpu.unwritten(&[3, k], dtype);
+                refused(NormedRows { residual: &many, x: &many, sum: &sum, scale, norm }, w);
             }
         }
     }

@@ -34,7 +34,7 @@ use gpu::Gpu;
 /// A comparison over many shapes, which panics if kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 58] = [
+const COMPARISONS: [(&str, Comparison); 59] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("layer_norm", rows::layer_norm),
@@ -48,6 +48,7 @@ const COMPARISONS: [(&str, Comparison); 58] = [
     ("rows_product", products::rows_product),
     ("gated_product", fusions::gated_product),
     ("gemv_waves", fusions::gemv_waves),
+    ("normed_gemv", fusions::normed_gemv),
     ("prefetch", fusions::prefetch),
     ("packed_product", packed::packed_product),
     ("packed_matmul", packed::packed_matmul),

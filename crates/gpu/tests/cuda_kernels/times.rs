@@ -27,6 +27,7 @@ use crate::attention;
 use crate::gpu::{Gpu, Random};
 
 mod fp8;
+mod fusions;
 
 /// More than the L2 cache of any GPU.
 const BEYOND_CACHES: usize = 256 << 20;
@@ -44,9 +45,10 @@ const WIDE_HEADS: [usize; 3] = [32, 4, 512];
 /// A group of measurements.
 type Part = fn(&Times<'_>) -> Result<()>;
 
-const PARTS: [(&str, Part); 12] = [
+const PARTS: [(&str, Part); 13] = [
     ("uploads", uploads),
     ("products", products),
+    ("fusions", fusions::fusions),
     ("quantized", quantized),
     ("fp8", fp8::fp8),
     ("experts", experts),
