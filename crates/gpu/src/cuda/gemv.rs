@@ -25,7 +25,7 @@ pub enum GemvBlocks {
     AtMost(usize),
 }
 
-/// What [`gemv_as`] computes, and how.
+/// The form of [`gemv_as`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GemvForm {
     /// The activation of gates. The first half of the matrix's rows then makes gates, and the second half what they are

@@ -44,7 +44,7 @@ const NO_ROWS: RangeInclusive<usize> = 1..=0;
 /// bytes.
 const SLICE_OUTPUTS: usize = 16;
 
-/// What multiplies some rows.
+/// The kernels that multiply rows.
 enum Kernel {
     RowsProduct,
     Gemv,
@@ -214,7 +214,7 @@ impl Cublas {
         normed_gemv(&self.gemv_form(gate), rows, w, bias, out)
     }
 
-    /// What multiplies the rows `x` by a matrix that is not quantized.
+    /// The kernel that multiplies the rows `x` by a matrix that is not quantized.
     fn kernel(&self, x: &Tensor) -> Result<Kernel> {
         let (rows, k) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
         Ok(self.kernel_of(rows, k))

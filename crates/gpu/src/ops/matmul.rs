@@ -27,7 +27,7 @@ pub enum Factor<'a> {
     Normed(NormedRows<'a>),
 }
 
-/// What [`Matmul::gated`] computes.
+/// The operands of [`Matmul::gated`] apart from the rows.
 #[derive(Clone, Copy, Debug)]
 pub struct GatedProduct<'a> {
     /// `[2 * n, k]`: the outputs of its first half are gates of those of the second.
@@ -76,7 +76,8 @@ impl Fp8Activations {
 /// Writes the sum, and returns its norm in memory of its own.
 fn normed(rows: &NormedRows<'_>) -> Result<Tensor> {
     let NormedRows { residual, x, sum, scale, norm } = rows;
-    sum.slice_set(residual, 0, 0)?;
+    // Both may be parts of one buffer, which candle does not copy within.
+    sum.slice_set(&residual.copy()?, 0, 0)?;
     let normed = x.zeros_like()?;
     add_rms_norm(sum, x, *scale, norm, &normed)?;
     Ok(normed)

@@ -61,7 +61,7 @@ impl DeviceOps<'_> {
         self.read(&[&residual, x]);
         let is_behind = !self.deferred.is_behind.replace(!self.deferred.is_behind.get());
         let count = self.tokens * self.hidden;
-        let first = if is_behind { count } else { 0 };
+        let first = if is_behind { 0 } else { count };
         let sum = self.workspace.residual.narrow(0, first, count)?;
         let sum = sum.reshape((self.tokens, self.hidden))?;
         self.workspace.generations.write(Region::Residual, &sum);

@@ -15,13 +15,13 @@ struct GemvArgs {
   int32_t n;
   int32_t k;
   int32_t dtype;
-  int32_t activation;  // of the gates; kNoGates: there are none
+  int32_t activation;  // that of the gates; kNoGates: there are none
   int32_t blocks;      // 0: one for each tile; kResidentBlocks; or a number of blocks
 };
 static_assert(sizeof(GemvArgs) == 56, "as in src/cuda/gemv.rs");
 
 constexpr int32_t kNoGates = -1;
-// As many blocks as the GPU holds at once.
+// The number of blocks is what the GPU holds at once.
 constexpr int32_t kResidentBlocks = -1;
 
 constexpr int32_t kWarpsPerBlock = 8;

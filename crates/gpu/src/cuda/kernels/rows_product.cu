@@ -20,7 +20,7 @@ struct RowsProductArgs {
   int32_t n;
   int32_t k;
   int32_t dtype;
-  int32_t activation;  // of the gates; kNoGates: there are none
+  int32_t activation;  // that of the gates; kNoGates: there are none
   int32_t padding;
 };
 static_assert(sizeof(RowsProductArgs) == 72, "as in src/cuda/rows_product.rs");
@@ -58,8 +58,8 @@ struct ProductShape {
   static_assert(kStages >= 3 && kBytes <= kProductBytes);
 };
 
-// Four sums of neighbouring rows of the matrix, from `first` on, rounded to the element type after adding the bias. Of
-// these, `present` exist.
+// Four sums of neighbouring rows of the matrix, from `first` on, rounded to the element type after adding the bias. The
+// first `present` of them exist.
 template <typename T>
 __device__ __forceinline__ Vector<T, 4> rounded_sums(const RowsProductArgs& args, int32_t first, int32_t present, float4 sums) {
   const float values[4] = {sums.x, sums.y, sums.z, sums.w};
