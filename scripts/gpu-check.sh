@@ -463,6 +463,7 @@ compare_all() {
   goldens 1 a_gpu_computes_every_architecture
   goldens 1 chunks::a_gpu_computes_long_prompts_of_hybrids long-prompts
   goldens 1 a_gpu_gives_a_token_the_same_bits_in_every_step same-bits
+  goldens 1 fused_kernels_change_no_bit fused-bits
   TEST_SECONDS=150
   check goldens-transformers beside_transformers
   TEST_SECONDS=90

@@ -141,13 +141,18 @@ impl Matmul {
 
     /// Uses these fused kernels, whatever the environment says.
     #[must_use]
+    pub fn with_fusions(mut self, fusions: Fusions) -> Self {
+        self.set_fusions(fusions);
+        self
+    }
+
+    /// Same as [`Matmul::with_fusions`].
     #[cfg_attr(not(feature = "cuda"), allow(clippy::missing_const_for_fn))]
-    pub fn with_fusions(self, fusions: Fusions) -> Self {
-        Self {
-            fusions,
-            #[cfg(feature = "cuda")]
-            cublas: self.cublas.map(|cublas| cublas.with_fusions(fusions)),
-            ..self
+    pub fn set_fusions(&mut self, fusions: Fusions) {
+        self.fusions = fusions;
+        #[cfg(feature = "cuda")]
+        if let Some(cublas) = self.cublas.take() {
+            self.cublas = Some(cublas.with_fusions(fusions));
         }
     }
 
