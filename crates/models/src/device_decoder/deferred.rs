@@ -59,9 +59,10 @@ impl DeviceOps<'_> {
         (norm, form): (&Norm, NormWeight),
     ) -> Result<(Tensor, Tensor)> {
         self.read(&[&residual, x]);
-        let is_behind = !self.deferred.is_behind.replace(!self.deferred.is_behind.get());
+        let is_behind = !self.deferred.is_behind.get();
+        self.deferred.is_behind.set(is_behind);
         let count = self.tokens * self.hidden;
-        let first = if is_behind { 0 } else { count };
+        let first = if is_behind { count } else { 0 };
         let sum = self.workspace.residual.narrow(0, first, count)?;
         let sum = sum.reshape((self.tokens, self.hidden))?;
         self.workspace.generations.write(Region::Residual, &sum);
