@@ -52,7 +52,7 @@ __global__ void gated_activation_kernel(GatedActivationArgs args) {
   const int32_t per_row = args.inner / N;
   const int64_t total = args.tokens * per_row;
   const int64_t step = static_cast<int64_t>(args.blocks) * blockDim.x;
-  if (blockIdx.x >= args.blocks) return prefetch_share(args.next, blockIdx.x - args.blocks);
+  if (blockIdx.x >= args.blocks) return prefetch_share(args.next, args.blocks);
   wait_for_inputs();
   let_next_start();
   for (int64_t base = static_cast<int64_t>(blockIdx.x) * blockDim.x; base < total; base += step) {
@@ -78,7 +78,7 @@ constexpr int32_t kMostRowThreads = 1024;
 template <typename T, int32_t N, Activation kActivation>
 __global__ void __launch_bounds__(kMostRowThreads) gated_fp8_row_kernel(GatedActivationArgs args) {
   const int64_t token = blockIdx.x;
-  if (token >= args.tokens) return prefetch_share(args.next, blockIdx.x - static_cast<uint32_t>(args.tokens));
+  if (token >= args.tokens) return prefetch_share(args.next, static_cast<uint32_t>(args.tokens));
   wait_for_inputs();
   let_next_start();
   store_fp8_row<T, N, kKeptVectors>(args.fp8, token, args.inner, [&](int32_t column) {
@@ -126,7 +126,7 @@ constexpr int32_t kActivationThreads = 256;
 template <typename T, int32_t N, RowsAs kAs>
 void launch_gated_activation(GatedActivationArgs args, cudaStream_t stream) {
   args.blocks = grid_for(args.tokens * (args.inner / N), kActivationThreads);
-  const uint32_t grid = args.blocks + prefetch_blocks(args.next);
+  const uint32_t grid = args.blocks + prefetch_blocks(args.next, kActivationThreads);
   with_activation(args.activation, [&](auto act) {
     constexpr Activation kAct = decltype(act)::value;
     launch_early(gated_activation_kernel<T, N, kAct, kAs>, grid, kActivationThreads, stream, args);
@@ -137,7 +137,7 @@ template <typename T, int32_t N>
 void launch_gated_fp8_rows(const GatedActivationArgs& args, cudaStream_t stream) {
   const int64_t vectors = (args.inner / N + kKeptVectors - 1) / kKeptVectors;
   const int32_t threads = threads_for(vectors, kMostRowThreads);
-  const uint32_t grid = static_cast<uint32_t>(args.tokens) + prefetch_blocks(args.next);
+  const uint32_t grid = static_cast<uint32_t>(args.tokens) + prefetch_blocks(args.next, threads);
   with_activation(args.activation, [&](auto act) {
     constexpr Activation kAct = decltype(act)::value;
     launch_early(gated_fp8_row_kernel<T, N, kAct>, grid, threads, stream, args);

@@ -96,7 +96,7 @@ __device__ inline void normalize_value(float* values, const QkvArgs& args) {
 template <typename T, typename C>
 __global__ void qkv_kernel(QkvArgs args) {
   __shared__ float of_warps[kWarpsPerBlock][kMaxHeadDim];
-  if (blockIdx.x >= args.blocks) return prefetch_share(args.next, blockIdx.x - args.blocks);
+  if (blockIdx.x >= args.blocks) return prefetch_share(args.next, args.blocks);
   wait_for_inputs();
   let_next_start();
   const int32_t warp = threadIdx.x / kWarp;
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp) qkv_lanes_kernel(QkvArg
   constexpr int32_t N = kVectorWidth<T>;
   constexpr int32_t kHeadDim = kLanes * N;
   constexpr int32_t kHalfLanes = kLanes / 2;
-  if (blockIdx.x >= args.blocks) return prefetch_share(args.next, blockIdx.x - args.blocks);
+  if (blockIdx.x >= args.blocks) return prefetch_share(args.next, args.blocks);
   wait_for_inputs();
   let_next_start();
   const int32_t all_heads = args.heads + 2 * args.kv_heads;
@@ -237,7 +237,7 @@ void launch_qkv(QkvArgs args, cudaStream_t stream) {
   // Launches a kernel with `lanes` lanes for each head.
   const auto launch = [&](void (*kernel)(QkvArgs), int32_t lanes) {
     args.blocks = static_cast<uint32_t>((items * lanes + kThreads - 1) / kThreads);
-    launch_early(kernel, args.blocks + prefetch_blocks(args.next), kThreads, stream, args);
+    launch_early(kernel, args.blocks + prefetch_blocks(args.next, kThreads), kThreads, stream, args);
   };
   if (!fits_lanes(args)) {
     launch(qkv_kernel<T, C>, kWarp);
