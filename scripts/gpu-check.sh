@@ -398,6 +398,14 @@ measure() {
   bench qwen "${qwen[@]}" --batch 1,64,256 --input-tokens 128 --output-tokens 128
   # Graphs of decodes that do not divide short contexts.
   CANDLEPOWER_WHOLE_CONTEXTS=512 bench qwen-whole-contexts "${qwen[@]}" --batch 1,64,256 --input-tokens 128 --output-tokens 128
+  # Fused kernels of decodes. llama-one-stream and qwen have the default, `gate`.
+  local fusions
+  for fusions in off gate,prefetch gate,wave gate,norm,prefetch,wave; do
+    CANDLEPOWER_DECODE_FUSIONS=$fusions bench "llama-fusions-${fusions//,/-}" "${llama[@]}" --batch 1 --input-tokens 128 --output-tokens 128
+  done
+  for fusions in off gate,norm gate,norm,prefetch; do
+    CANDLEPOWER_DECODE_FUSIONS=$fusions bench "qwen-fusions-${fusions//,/-}" "${qwen[@]}" --batch 1 --input-tokens 128 --output-tokens 128
+  done
   bench qwen-eager "${qwen[@]}" --batch 1,64 --input-tokens 128 --output-tokens 64 --enforce-eager
   # Compilation takes most of the time.
   TEST_SECONDS=420
@@ -459,6 +467,7 @@ compare_all() {
   goldens 1 chunks::a_gpu_computes_long_prompts_of_hybrids long-prompts
   goldens 1 fp8_cache::a_gpu_decodes_over_a_cache_in_fp8 fp8-cache
   goldens 1 a_gpu_gives_a_token_the_same_bits_in_every_step same-bits
+  goldens 1 fused_kernels_change_no_bit fused-bits
   TEST_SECONDS=150
   check goldens-transformers beside_transformers
   TEST_SECONDS=90

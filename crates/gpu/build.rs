@@ -16,7 +16,7 @@ use head_dims::DEVICE_HEAD_DIMS;
 const KERNELS: &str = "src/cuda/kernels";
 
 /// Sources that are compiled once.
-const SOURCES: [&str; 20] = [
+const SOURCES: [&str; 21] = [
     "attention_latent",
     "ordered_attention",
     "fp8_decode",
@@ -33,6 +33,7 @@ const SOURCES: [&str; 20] = [
     "experts",
     "token_counts",
     "gemv",
+    "normed_gemv",
     "fp8",
     "fp8_product",
     "elements",

@@ -221,6 +221,21 @@ fn parts_cover_a_length_once_and_in_order() {
 }
 
 #[test]
+fn blocks_have_about_the_same_number_of_tiles() {
+    let host = Host::load("shares");
+    // SAFETY: the type is that of host.cpp.
+    let shares: extern "C" fn(i32, i32) -> i32 = unsafe { host.function("host_equal_shares") };
+    // Tiles of the matrices of Llama-3.1-8B, and the places of an H200.
+    assert_eq!([768, 1024, 3584, 16_032].map(|tiles| shares(tiles, 528)), [384, 512, 512, 518]);
+    for (tiles, most) in [(1, 1), (7, 3), (528, 528), (529, 528), (100_000, 132)] {
+        let blocks = shares(tiles, most);
+        assert!(blocks >= 1 && blocks <= most);
+        // The busiest block has no more tiles than with all places.
+        assert_eq!((tiles + blocks - 1) / blocks, (tiles + most - 1) / most, "{tiles} of {most}");
+    }
+}
+
+#[test]
 fn parts_of_a_row_cover_the_vocabulary_and_fit_the_scratch_memory() {
     let host = Host::load("row_parts");
     // SAFETY: the types are those of host.cpp.

@@ -21,17 +21,17 @@ mod tests;
 pub use candlepower_kernels::{Error, Result};
 pub use operands::{
     AttentionSpec, AttentionStep, DecodeKernelOfFp8, ExpertMatrices, Fp8DecodeChoice, Fp8Matrix,
-    Fp8Product, Fp8Rows, Fp8Weights, HeadPadding, LatentsToCache, LaunchShape, LayerNorm,
-    MAX_LOGPROBS, Matrix, NO_SLOT, NormWeight, PackedMatrix, PagedCache, PagedLayer, PlanCapacity,
-    PrefillChoice, PrefillKernel, PromptLayers, QkNorm, QkNormOperands, QkvToCache,
+    Fp8Product, Fp8Rows, Fp8Weights, Fusions, HeadPadding, LatentsToCache, LaunchShape, LayerNorm,
+    MAX_LOGPROBS, Matrix, NO_SLOT, NormWeight, NormedRows, PackedMatrix, PagedCache, PagedLayer,
+    PlanCapacity, PrefillChoice, PrefillKernel, PromptLayers, QkNorm, QkNormOperands, QkvToCache,
     RECURRENT_KEY_DIMS, REPORT_HEAD, RmsNorm, Routing, RowsOut, SamplerRow, SamplingBatch,
     SamplingOutput, SamplingScratch, StatePool, StateTables, TokenCounts, ValueNorm,
     fp8_capability, fp8_decode_kernel, fp8_fault, fp8_product, prefill_kernel,
 };
 pub use ops::{
-    AttentionPlan, Fill, Graph, HostBlocks, Matmul, PartialTensor, Readback, Staging, Uploads,
-    activation, activation_times, add, add_rms_norm, combine_experts, copy_states, embedding,
-    expert_product, gated_activation, gather_rows, head_product, latents_to_cache, layer_norm,
-    linear_attention, qkv_to_cache, resolve_tokens, rms_norm, round_activations, route, sample,
-    scale_and_cap, short_conv, sigmoid_gate, square_sums,
+    AttentionPlan, Factor, Fill, GatedProduct, Graph, HostBlocks, Matmul, PartialTensor, Readback,
+    Staging, Uploads, activation, activation_times, add, add_rms_norm, combine_experts,
+    copy_states, embedding, expert_product, gated_activation, gather_rows, head_product,
+    latents_to_cache, layer_norm, linear_attention, qkv_to_cache, resolve_tokens, rms_norm,
+    round_activations, route, sample, scale_and_cap, short_conv, sigmoid_gate, square_sums,
 };

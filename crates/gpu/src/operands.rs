@@ -6,6 +6,7 @@ mod decode_pieces;
 mod experts;
 mod fp8;
 mod fp8_decode;
+mod fusions;
 mod latent;
 mod linear_attention;
 mod norm;
@@ -37,10 +38,12 @@ pub use fp8::{
 #[cfg(feature = "cuda")]
 pub(crate) use fp8_decode::fp8_decode_obstacle;
 pub use fp8_decode::{DecodeKernelOfFp8, Fp8DecodeChoice, fp8_decode_kernel};
+pub use fusions::Fusions;
 pub use latent::LatentsToCache;
 pub(crate) use latent::{HEAD_PRODUCT, HeadShape, LATENTS, LatentShape};
 pub(crate) use linear_attention::{GATE_AXES, SIGMOID_GATE, gate_dims};
-pub use norm::{LayerNorm, NormWeight, RmsNorm};
+pub(crate) use norm::has_normed_rows;
+pub use norm::{LayerNorm, NormWeight, NormedRows, RmsNorm};
 #[cfg(feature = "cuda")]
 pub(crate) use ordered_attention::{Division, Item, NARROW_ROWS, RESIDENT_BLOCKS, Work};
 pub(crate) use packed::{E2M1_FACTOR, quant_index};

@@ -24,7 +24,7 @@ pub use fp8::round_activations;
 pub use graph::Graph;
 pub use latent::{head_product, latents_to_cache};
 pub use linear_attention::{linear_attention, sigmoid_gate};
-pub use matmul::Matmul;
+pub use matmul::{Factor, GatedProduct, Matmul};
 pub use paged_cache::HostBlocks;
 pub use qkv::{qkv_to_cache, square_sums};
 pub use rows::{

@@ -339,6 +339,7 @@ fn views_in_the_midst_of_a_vector_are_refused() {
         weight: &Tensor::zeros(8, DType::BF16, &Device::Cpu).unwrap(),
         form: NormWeight::OnePlus,
         eps: 1e-6,
+        next: None,
     };
     assert!(matches!(rms_norm(&halves, &norm, &halves), Err(Error::DType { .. })));
     assert!(Graph::capture(&Device::Cpu, || Ok(())).is_err());
@@ -498,6 +499,7 @@ fn values_are_normed_and_queries_may_come_alone() {
         positions: &positions,
         slot_mapping: &slots,
         cache: Some((&cache, 1)),
+        next: None,
     };
     let run = |rows: &[f32], operands: &QkvToCache<'_>| {
         let q = Tensor::zeros((tokens, heads, head_dim), DType::F32, &Device::Cpu).unwrap();
@@ -566,7 +568,7 @@ fn sums_have_factors_and_activations_too() {
     add(&residual, &x, 0.5).unwrap();
     assert_eq!(rows(&residual), [[1.5, 1.0]]);
     let ones = Tensor::ones(2, DType::BF16, &Device::Cpu).unwrap();
-    let norm = RmsNorm { weight: &ones, form: NormWeight::Plain, eps: 0.0 };
+    let norm = RmsNorm { weight: &ones, form: NormWeight::Plain, eps: 0.0, next: None };
     let out = tensor(&[0.0; 2], (1, 2));
     add_rms_norm(&residual, &x, 2.0, &norm, &out).unwrap();
     assert_eq!(rows(&residual), [[7.0, 10.0]]);

@@ -6,8 +6,9 @@ use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{ModelSpec, QkNormSpan};
 use candlepower_comm::Comm;
 use candlepower_gpu::{
-    self as gpu, AttentionStep, LatentsToCache, LaunchShape, LayerNorm, Matrix, NormWeight, QkNorm,
-    QkvToCache, RmsNorm, Routing, RowsOut, StatePool, StateTables, ValueNorm,
+    self as gpu, AttentionStep, Factor, GatedProduct, LatentsToCache, LaunchShape, LayerNorm,
+    Matrix, NormWeight, QkNorm, QkvToCache, RmsNorm, Routing, RowsOut, StatePool, StateTables,
+    ValueNorm,
 };
 use candlepower_kernels::{Activation, AttentionMetadata, KvCacheConfig, VocabPart};
 
@@ -27,12 +28,14 @@ use crate::{
     short_conv::ShortConv,
 };
 
+mod deferred;
 mod fp8;
 mod fp8_decode;
 mod generations;
 mod prefill;
 mod workspace;
 
+use deferred::DeferredNorm;
 use generations::Region;
 pub use prefill::AttentionLine;
 pub use workspace::{Workspace, WorkspaceSize};
@@ -112,6 +115,7 @@ impl DeviceDecoder {
             hidden: self.spec.hidden_size,
             embed_scale: self.embed_scale,
             ranks: self.ranks.as_ref(),
+            deferred: DeferredNorm::default(),
         }
     }
 
@@ -210,6 +214,7 @@ struct DeviceOps<'a> {
     hidden: usize,
     embed_scale: f32,
     ranks: Option<&'a DeviceRanks>,
+    deferred: DeferredNorm,
 }
 
 impl DeviceOps<'_> {
@@ -262,6 +267,20 @@ impl DeviceOps<'_> {
         Ok(RowsOut::Plain(self.rows(region, width)?))
     }
 
+    /// Weights that a kernel requests ahead for the product with `reader`, if it does so.
+    fn next<'a>(&self, reader: Option<&'a Matrix>) -> Option<&'a Tensor> {
+        reader.and_then(|reader| self.workspace.matmul.prefetched(reader, self.tokens))
+    }
+
+    /// Checks the operand of a product, after the buffer of the result was taken.
+    fn read_factor(&self, x: &Tensor, weight: &Matrix) {
+        self.read(&[x]);
+        // Rows in the element type are rounded into the buffer of rows in FP8.
+        if matches!(weight, Matrix::Fp8(_)) && x.dtype() != DType::F8E4M3 {
+            self.workspace.generations.overwrite(Region::Fp8);
+        }
+    }
+
     /// `out = x W^T + b`.
     fn product(
         &self,
@@ -270,16 +289,16 @@ impl DeviceOps<'_> {
         bias: Option<&Tensor>,
         out: &Tensor,
     ) -> Result<()> {
-        self.read(&[x]);
-        // Rows in the element type are rounded into the buffer of rows in FP8.
-        if matches!(weight, Matrix::Fp8(_)) && x.dtype() != DType::F8E4M3 {
-            self.workspace.generations.overwrite(Region::Fp8);
+        if let Some(normed) = self.take_deferred(x) {
+            return Ok(self.workspace.matmul.run_normed(&normed.rows(), weight, bias, out)?);
         }
+        self.read_factor(x, weight);
         Ok(self.workspace.matmul.run(x, weight, bias, out)?)
     }
 
     /// Checks operands, in debug builds, after the buffers of the results were taken.
     fn read(&self, operands: &[&Tensor]) {
+        self.expect_computed(operands);
         self.workspace.generations.read(operands);
     }
 
@@ -295,12 +314,12 @@ impl Norm {
         matches!(self.form, NormForm::Rms(_))
     }
 
-    /// `out = norm(x)`. Only RMSNorm writes rows in FP8.
-    fn run(&self, x: &Tensor, out: &RowsOut) -> Result<()> {
+    /// `out = norm(x)`. Only RMSNorm writes rows in FP8, and requests the weights `next` ahead.
+    fn run(&self, x: &Tensor, next: Option<&Tensor>, out: &RowsOut) -> Result<()> {
         let Norm { weight, eps, .. } = self;
         match &self.form {
             NormForm::Rms(form) => {
-                gpu::rms_norm(x, &RmsNorm { weight, form: *form, eps: *eps }, out)?;
+                gpu::rms_norm(x, &RmsNorm { weight, form: *form, eps: *eps, next }, out)?;
             }
             NormForm::Layer(bias) => {
                 let norm = LayerNorm { weight, bias: bias.as_ref(), eps: *eps };
@@ -338,7 +357,7 @@ impl Ops for DeviceOps<'_> {
         self.product(x, &of.projection, None, &out)?;
         // The norm is over the elements of one layer, so each token's row is seen as rows of layers.
         let by_layer = out.reshape(((), width))?;
-        of.norm.run(&by_layer, &(&by_layer).into())?;
+        of.norm.run(&by_layer, None, &(&by_layer).into())?;
         let rows = self.rows(WIDE, all)?;
         let whole = VocabPart { first: 0, vocab_size: of.table.n() };
         let scale = embed_scale(&of.embed, x.dtype());
@@ -386,7 +405,8 @@ impl Ops for DeviceOps<'_> {
             per_layer: per_layer.map(|from| keep(from, WIDE, Region::PerLayer)).transpose()?,
             x: keep(&tokens.x, BRANCH, Region::Residual)?,
         };
-        Ok(OutputOps::Some(Self { tokens: count, positions, ..*self }, kept))
+        let deferred = DeferredNorm::default();
+        Ok(OutputOps::Some(Self { tokens: count, positions, deferred, ..*self }, kept))
     }
 
     fn output_rows(&self, hidden: Option<&Tensor>) -> Result<Tensor> {
@@ -397,16 +417,17 @@ impl Ops for DeviceOps<'_> {
     }
 
     fn norm(&self, residual: &Tensor, norm: &Norm, reader: Option<&Matrix>) -> Result<Tensor> {
+        let next = self.next(reader);
         let reader = reader.filter(|_| norm.is_rms());
         let out = self.rows_for(reader, Region::Normed, self.hidden)?;
         self.read(&[residual]);
-        norm.run(residual, &out)?;
+        norm.run(residual, next, &out)?;
         Ok(out.tensor().clone())
     }
 
     fn post_norm(&self, x: Tensor, norm: &Norm) -> Result<Tensor> {
         self.read(&[&x]);
-        norm.run(&x, &(&x).into())?;
+        norm.run(&x, None, &(&x).into())?;
         self.rewritten(x)
     }
 
@@ -430,9 +451,14 @@ impl Ops for DeviceOps<'_> {
             let normed = self.norm(&residual, norm, None)?;
             return Ok((residual, normed));
         };
+        let matmul = &self.workspace.matmul;
+        let takes_norm = reader.is_some_and(|reader| matmul.takes_norm(reader, self.tokens));
+        if takes_norm && self.has_second_residual() {
+            return self.defer_norm(residual, x, scale, (norm, form));
+        }
         let out = self.rows_for(reader, Region::Normed, self.hidden)?;
         self.read(&[&residual, x]);
-        let norm = RmsNorm { weight: &norm.weight, form, eps: norm.eps };
+        let norm = RmsNorm { weight: &norm.weight, form, eps: norm.eps, next: self.next(reader) };
         gpu::add_rms_norm(&residual, x, scale, &norm, &out)?;
         Ok((self.rewritten(residual)?, out.tensor().clone()))
     }
@@ -499,6 +525,7 @@ impl Ops for DeviceOps<'_> {
             slot_mapping: self.input.slot_mapping,
             // A layer that reads the keys of an earlier one writes none.
             cache: a.has_keys.then_some((cache, a.kv_layer.layer)),
+            next: self.next(Some(&a.out.weight)),
         };
         gpu::qkv_to_cache(qkv, &operands, &q)?;
         let layer = cache.layer(a.kv_layer.layer)?;
@@ -525,7 +552,7 @@ impl Ops for DeviceOps<'_> {
         let (latent, value_dim) = (cache.config().value_dim(), a.spec.value_dim);
         let NormForm::Rms(form) = a.kv_norm.form else { unreachable!("latents have RMSNorm") };
         let operands = LatentsToCache {
-            norm: RmsNorm { weight: &a.kv_norm.weight, form, eps: a.kv_norm.eps },
+            norm: RmsNorm { weight: &a.kv_norm.weight, form, eps: a.kv_norm.eps, next: None },
             rope: &a.rope,
             positions: self.positions,
             slot_mapping: self.input.slot_mapping,
@@ -571,7 +598,7 @@ impl Ops for DeviceOps<'_> {
     fn norm_groups(&self, x: Tensor, norm: &Norm) -> Result<Tensor> {
         self.read(&[&x]);
         let groups = x.reshape((self.tokens, norm.weight.dim(0)?, norm.weight.dim(1)?))?;
-        norm.run(&groups, &(&groups).into())?;
+        norm.run(&groups, None, &(&groups).into())?;
         self.rewritten(x)
     }
 
@@ -588,9 +615,23 @@ impl Ops for DeviceOps<'_> {
         act: Activation,
         reader: &Matrix,
     ) -> Result<Tensor> {
-        let gate_up = self.linear(x, linear, Buffer::Wide, Reduce::Keep)?;
-        let out = self.rows_for(Some(reader), INNER, gate_up.dim(1)? / 2)?;
-        gpu::gated_activation(&gate_up, act, &out)?;
+        let Linear { weight, bias } = linear;
+        let gate_up = self.rows(WIDE, weight.n())?;
+        let normed = self.take_deferred(x);
+        let factor = match &normed {
+            Some(normed) => Factor::Normed(normed.rows()),
+            None => {
+                self.read_factor(x, weight);
+                Factor::Rows(x)
+            }
+        };
+        let out = self.rows_for(Some(reader), INNER, weight.n() / 2)?;
+        // One kernel may write `out` while it reads x. Rows in FP8 are written by another kernel.
+        if matches!((&out, &factor), (RowsOut::Plain(_), Factor::Rows(_))) {
+            self.read(&[x]);
+        }
+        let product = GatedProduct { weight, bias: bias.as_ref(), act, reader: Some(reader) };
+        self.workspace.matmul.gated(&factor, &product, &gate_up, &out)?;
         Ok(out.tensor().clone())
     }
 

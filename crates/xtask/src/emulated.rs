@@ -45,9 +45,12 @@ const DETERMINISTIC: Tests = Tests {
     ..SERVER
 };
 
-/// The bits of tokens in steps of every kind.
+/// The bits of tokens in steps of every kind, and with fused kernels.
 const SAME_BITS: Tests = Tests {
-    names: &["device::a_gpu_gives_a_token_the_same_bits_in_every_step"],
+    names: &[
+        "device::a_gpu_gives_a_token_the_same_bits_in_every_step",
+        "device::fused_kernels_change_no_bit",
+    ],
     env: &[],
     ..GOLDENS
 };

@@ -4,6 +4,7 @@ use candle_core::Tensor;
 
 use super::fp8::Fp8RowsArgs;
 use super::launch::{Address, CUstream, Launch};
+use super::prefetch::Prefetch;
 use crate::operands::RowsOut;
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::operands::{ACTIVATION_TIMES, times_width};
@@ -12,11 +13,17 @@ use candlepower_kernels::{Activation, Result};
 /// Computes `out = act(gate) * up` for `gate_up` `[tokens, 2 * inner]`, where the gate is the first half of each row.
 ///
 /// `out` is `[tokens, inner]`; both are bf16 or f16, and the computation is in f32. Rows in FP8 have groups of all of a row or
-/// of 128. The CPU's reference implementation is [`candlepower_kernels::gated_activation_reference`].
+/// of 128. The CPU's reference implementation is [`candlepower_kernels::gated_activation_reference`]. The first bytes of
+/// `next`, the matrix of a later product, are requested for the L2 cache meanwhile.
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
-pub fn gated_activation(gate_up: &Tensor, act: Activation, out: impl Into<RowsOut>) -> Result<()> {
+pub fn gated_activation(
+    gate_up: &Tensor,
+    act: Activation,
+    next: Option<&Tensor>,
+    out: impl Into<RowsOut>,
+) -> Result<()> {
     const KERNEL: &str = "gated_activation";
     let launch = Launch::new(KERNEL, "gate_up", gate_up)?;
     let operand = Operand::new(KERNEL, "gate_up", gate_up);
@@ -37,8 +44,9 @@ pub fn gated_activation(gate_up: &Tensor, act: Activation, out: impl Into<RowsOu
         up_width: width as i32,
         dtype: launch.dtype_code(),
         activation: code(act),
-        padding: 0,
+        blocks: 0,
         fp8,
+        next: Prefetch::of(&launch, next)?,
     };
     // CUDA refuses a launch without blocks.
     if tokens * inner == 0 {
@@ -73,8 +81,9 @@ pub fn activation_times(
         up_width: width as i32,
         dtype: launch.dtype_code(),
         activation: code(act),
-        padding: 0,
+        blocks: 0,
         fp8: Fp8RowsArgs::NONE,
+        next: Prefetch::NONE,
     };
     if tokens * inner == 0 {
         return Ok(());
@@ -111,7 +120,7 @@ pub fn activation(x: &Tensor, act: Activation, out: &Tensor) -> Result<()> {
 }
 
 /// The values are those of `Activation` in activation.cu.
-fn code(act: Activation) -> i32 {
+pub(super) fn code(act: Activation) -> i32 {
     match act {
         Activation::Silu => 0,
         Activation::Gelu => 1,
@@ -134,11 +143,12 @@ struct GatedActivationArgs {
     up_width: i32,
     dtype: i32,
     activation: i32,
-    padding: i32,
+    blocks: u32,
     fp8: Fp8RowsArgs,
+    next: Prefetch,
 }
 // activation.cu asserts the same size, but neither side would see two fields of one type swapped.
-const _: () = assert!(size_of::<GatedActivationArgs>() == 80);
+const _: () = assert!(size_of::<GatedActivationArgs>() == 96);
 
 /// Mirrors `ActivationArgs` in activation.cu.
 #[repr(C)]

@@ -13,12 +13,14 @@ use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
 use candle_core::{CudaDevice, DType, Device, Tensor};
 
 use super::cublas_lt::CublasLt;
+use super::gemv::{GemvBlocks, GemvForm, gemv_as};
 use super::launch::{Address, Launch, VECTOR, driver};
+use super::normed_gemv::normed_gemv;
 use super::packed::{packed_max_rows, packed_product};
 use super::rows_product::{MAX_PRODUCT_ROWS, has_rows_product, rows_product};
-use crate::operands::{Fp8Matrix, Fp8Rows, PackedMatrix};
+use crate::operands::{Fp8Matrix, Fp8Rows, Fusions, NormedRows, PackedMatrix};
 use candlepower_kernels::operands::Operand;
-use candlepower_kernels::{Error, Result};
+use candlepower_kernels::{Activation, Error, Result};
 
 const KERNEL: &str = "matmul";
 
@@ -42,6 +44,13 @@ const NO_ROWS: RangeInclusive<usize> = 1..=0;
 /// bytes.
 const SLICE_OUTPUTS: usize = 16;
 
+/// The kernels that multiply rows.
+enum Kernel {
+    RowsProduct,
+    Gemv,
+    Cublas,
+}
+
 /// cuBLAS with its own workspace, and the kernels that multiply few rows. Calls allocate nothing, as CUDA graphs require.
 #[derive(Debug)]
 pub struct Cublas {
@@ -53,6 +62,8 @@ pub struct Cublas {
     product_rows: RangeInclusive<usize>,
     /// Whether sums have one order for all numbers of rows. Then cuBLAS multiplies nothing.
     has_fixed_order: bool,
+    /// Fused kernels that are used.
+    fusions: Fusions,
     /// u32 zeros `[max_rows]`: row indices that repeat the bias for each row of a product.
     zeros: Tensor,
     /// Dequantized weights, some outputs at a time. Empty if no matrix is quantized.
@@ -66,7 +77,8 @@ impl Cublas {
     /// `dtype`.
     ///
     /// # Errors
-    /// The device is no GPU, memory does not suffice, or `CANDLEPOWER_PRODUCT_ROWS` is no range of rows.
+    /// The device is no GPU, memory does not suffice, `CANDLEPOWER_PRODUCT_ROWS` is no range of rows, or `CANDLEPOWER_DECODE_FUSIONS`
+    /// names no fusions.
     pub fn new(
         device: &Device,
         max_rows: usize,
@@ -101,8 +113,23 @@ impl Cublas {
         // SAFETY: the handle is alive.
         unsafe { cublasSetMathMode(handle, mode) }.result().map_err(refused("math mode"))?;
         let product_rows = product_rows(env::var(PRODUCT_ROWS).ok().as_deref())?;
-        let (device, lt) = (device.clone(), CublasLt::default());
-        Ok(Self { device, workspace, product_rows, has_fixed_order: false, zeros, unpacked, lt })
+        Ok(Self {
+            device: device.clone(),
+            workspace,
+            product_rows,
+            has_fixed_order: false,
+            fusions: Fusions::asked_for()?,
+            zeros,
+            unpacked,
+            lt: CublasLt::default(),
+        })
+    }
+
+    /// Uses these fused kernels, whatever the environment says.
+    #[must_use]
+    pub fn with_fusions(mut self, fusions: Fusions) -> Self {
+        self.fusions = fusions;
+        self
     }
 
     /// Multiplies these numbers of rows by [`Cublas::rows_product`], whatever the environment says. With `1..=128`, sums
@@ -133,14 +160,82 @@ impl Cublas {
         bias: Option<&Tensor>,
         out: &Tensor,
     ) -> Result<()> {
+        match self.kernel(x)? {
+            Kernel::RowsProduct => self.rows_product(x, w, bias, out),
+            Kernel::Gemv => gemv_as(&self.gemv_form(None), x, w, bias, out),
+            Kernel::Cublas => self.gemm(x, w, bias, out),
+        }
+    }
+
+    /// Computes `out = act(gate) * up` with one kernel, if there is one for this number of rows: `x` `[rows, k]`, `w`
+    /// `[2 * n, k]`, whose first half makes gates, `bias` `[2 * n]`, `out` `[rows, n]`, all bf16 or f16. The bits are those of
+    /// [`Cublas::matmul`] and [`gated_activation`](super::gated_activation). Returns `false` if there is no such kernel, or
+    /// if it is switched off; nothing is computed then.
+    ///
+    /// # Errors
+    /// Same as [`Cublas::matmul`]; or `w` has an odd number of rows.
+    pub fn gated(
+        &self,
+        x: &Tensor,
+        w: &Tensor,
+        bias: Option<&Tensor>,
+        act: Activation,
+        out: &Tensor,
+    ) -> Result<bool> {
+        if !self.fusions.gate {
+            return Ok(false);
+        }
+        match self.kernel(x)? {
+            Kernel::RowsProduct => {
+                rows_product(x, w, bias, Some(act), out, &self.workspace).map(|()| true)
+            }
+            Kernel::Gemv => gemv_as(&self.gemv_form(Some(act)), x, w, bias, out).map(|()| true),
+            Kernel::Cublas => Ok(false),
+        }
+    }
+
+    /// Whether GEMV multiplies `rows` rows of `k` inputs.
+    pub(crate) fn has_gemv(&self, rows: usize, k: usize) -> bool {
+        matches!(self.kernel_of(rows, k), Kernel::Gemv)
+    }
+
+    /// See [`normed_gemv`].
+    ///
+    /// # Errors
+    /// Same as [`normed_gemv`].
+    pub(crate) fn normed(
+        &self,
+        rows: &NormedRows<'_>,
+        w: &Tensor,
+        bias: Option<&Tensor>,
+        gate: Option<Activation>,
+        out: &Tensor,
+    ) -> Result<()> {
+        normed_gemv(&self.gemv_form(gate), rows, w, bias, out)
+    }
+
+    /// The kernel that multiplies the rows `x` by a matrix that is not quantized.
+    fn kernel(&self, x: &Tensor) -> Result<Kernel> {
         let (rows, k) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
-        if self.has_fixed_order || self.product_rows.contains(&rows) && has_rows_product(rows, k) {
-            return self.rows_product(x, w, bias, out);
+        Ok(self.kernel_of(rows, k))
+    }
+
+    fn kernel_of(&self, rows: usize, k: usize) -> Kernel {
+        let by_rows = self.product_rows.contains(&rows) && has_rows_product(rows, k);
+        let by_gemv = (1..=MAX_GEMV_ROWS).contains(&rows) && k > 0 && k.is_multiple_of(VECTOR);
+        match (self.has_fixed_order || by_rows, by_gemv) {
+            (true, _) => Kernel::RowsProduct,
+            (false, true) => Kernel::Gemv,
+            (false, false) => Kernel::Cublas,
         }
-        if rows <= MAX_GEMV_ROWS && rows > 0 && k > 0 && k.is_multiple_of(VECTOR) {
-            return super::gemv(x, w, bias, out);
-        }
-        self.gemm(x, w, bias, out)
+    }
+
+    fn gemv_form(&self, gate: Option<Activation>) -> GemvForm {
+        let blocks = match self.fusions.wave {
+            true => GemvBlocks::Resident,
+            false => GemvBlocks::OfTiles,
+        };
+        GemvForm { gate, blocks }
     }
 
     /// Same as [`Cublas::matmul`], but always by the kernel in rows_product.cu. A row's result depends on its own values and
@@ -155,7 +250,7 @@ impl Cublas {
         bias: Option<&Tensor>,
         out: &Tensor,
     ) -> Result<()> {
-        rows_product(x, w, bias, out, &self.workspace)
+        rows_product(x, w, bias, None, out, &self.workspace)
     }
 
     /// Same as [`Cublas::matmul`], for a quantized matrix. Up to `packed_max_rows` rows, a kernel multiplies the

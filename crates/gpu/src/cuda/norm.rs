@@ -4,6 +4,7 @@ use candle_core::Tensor;
 
 use super::fp8::Fp8RowsArgs;
 use super::launch::{Address, CUstream, Launch};
+use super::prefetch::Prefetch;
 use crate::operands::{LayerNorm, RmsNorm, RowsOut};
 use candlepower_kernels::Result;
 use candlepower_kernels::operands::Operand;
@@ -72,6 +73,7 @@ fn launch(
         residual_scale: residual.map_or(1.0, |(_, scale)| scale),
         weight_rows: weight_rows as i32,
         fp8,
+        next: Prefetch::of(&launch, norm.next)?,
     };
     // CUDA refuses a launch without blocks.
     if rows == 0 {
@@ -131,8 +133,9 @@ struct RmsNormArgs {
     residual_scale: f32,
     weight_rows: i32,
     fp8: Fp8RowsArgs,
+    next: Prefetch,
 }
-const _: () = assert!(size_of::<RmsNormArgs>() == 88);
+const _: () = assert!(size_of::<RmsNormArgs>() == 104);
 
 /// Mirrors `LayerNormArgs` in rows.cu.
 #[repr(C)]

@@ -3,6 +3,7 @@
 use candle_core::Tensor;
 
 use super::launch::{Address, CUstream, Launch, is_fp8};
+use super::prefetch::Prefetch;
 use crate::operands::{
     PagedCache, QKV_AXES, QkNormOperands, QkvShape, QkvToCache, SQUARE_SUMS, head_dim_of,
 };
@@ -107,7 +108,8 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
         value_scale: cache.scales.value,
         value_len: operands.v_norm.map_or(0, |norm| norm.len) as i32,
         value_eps: operands.v_norm.map_or(0.0, |norm| norm.eps),
-        padding: 0,
+        blocks: 0,
+        next: Prefetch::of(&launch, operands.next)?,
     };
     if tokens == 0 {
         return Ok(());
@@ -193,9 +195,10 @@ struct QkvArgs {
     value_scale: f32,
     value_len: i32,
     value_eps: f32,
-    padding: i32,
+    blocks: u32,
+    next: Prefetch,
 }
-const _: () = assert!(size_of::<QkvArgs>() == 184);
+const _: () = assert!(size_of::<QkvArgs>() == 200);
 
 /// See [`crate::square_sums`].
 ///

@@ -3,9 +3,10 @@
 use candle_core::Tensor;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
 
+use super::gemv::{gate_code, gated_outputs};
 use super::launch::{Address, CUstream, Launch, VECTOR};
 use candlepower_kernels::operands::Operand;
-use candlepower_kernels::{Error, Result};
+use candlepower_kernels::{Activation, Error, Result};
 
 /// Maximum number of rows that [`rows_product`] was made for. It takes more, but on a GPU cuBLAS is expected to be faster.
 pub const MAX_PRODUCT_ROWS: usize = 128;
@@ -23,13 +24,17 @@ pub(super) const fn has_rows_product(rows: usize, k: usize) -> bool {
 /// that go through the inputs in a fixed order. The reference implementation of one output is
 /// [`candlepower_kernels::linear_reference`], which adds in another order.
 ///
+/// With the activation of gates, the first half of the outputs are gates of the second half. `out` is `[rows, n / 2]` then,
+/// and has the bits of the product and [`gated_activation`](super::gated_activation).
+///
 /// # Errors
-/// `k` is no multiple of 8; an operand has the wrong dtype, shape, layout or device; or
+/// `k` is no multiple of 8, or `n` is odd with gates; an operand has the wrong dtype, shape, layout or device; or
 /// CUDA refused the launch.
 pub(super) fn rows_product(
     x: &Tensor,
     w: &Tensor,
     bias: Option<&Tensor>,
+    gate: Option<Activation>,
     out: &Tensor,
     partial: &CudaSlice<u8>,
 ) -> Result<()> {
@@ -41,6 +46,7 @@ pub(super) fn rows_product(
         let expected = "a positive multiple of 8";
         return Err(Error::Parameter { parameter: "k", value: k, expected });
     }
+    let outputs = gated_outputs(n, gate)?;
     let args = RowsProductArgs {
         x: launch.elements(("x", x), "[rows, k]", &[rows, k])?,
         weight: launch.elements(("w", w), "[n, k]", &[n, k])?,
@@ -48,13 +54,15 @@ pub(super) fn rows_product(
             Some(bias) => launch.elements(("bias", bias), "[n]", &[n])?,
             None => std::ptr::null_mut(),
         },
-        out: launch.elements(("out", out), "[rows, n]", &[rows, n])?,
+        out: launch.elements(("out", out), "[rows, outputs]", &[rows, outputs])?,
         partial: partial.device_ptr(partial.stream()).0 as *mut f32,
         partial_bytes: partial.len() as i64,
         rows: rows as i32,
-        n: n as i32,
+        n: outputs as i32,
         k: k as i32,
         dtype: launch.dtype_code(),
+        activation: gate_code(gate),
+        padding: 0,
     };
     if rows == 0 || n == 0 {
         return Ok(());
@@ -77,8 +85,10 @@ struct RowsProductArgs {
     n: i32,
     k: i32,
     dtype: i32,
+    activation: i32,
+    padding: i32,
 }
-const _: () = assert!(size_of::<RowsProductArgs>() == 64);
+const _: () = assert!(size_of::<RowsProductArgs>() == 72);
 
 unsafe extern "C" {
     fn candlepower_rows_product(args: *const RowsProductArgs, stream: CUstream) -> i32;

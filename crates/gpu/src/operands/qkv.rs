@@ -70,6 +70,9 @@ pub struct QkvToCache<'a> {
     /// The cache that keys and values are written to, and the layer. If it is absent, the rows are q alone, in a layer
     /// that reads the keys and values of another layer.
     pub cache: Option<(&'a PagedCache, usize)>,
+    /// Matrix of a later product, of the rows' element type. A GPU requests its first bytes for the L2 cache meanwhile, which
+    /// changes no result. `None`: nothing is requested.
+    pub next: Option<&'a Tensor>,
 }
 
 /// The dimensions of a row of q, k and v.

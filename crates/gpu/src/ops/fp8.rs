@@ -182,7 +182,7 @@ mod tests {
         let wide = wide.to_dtype(DType::BF16).unwrap();
         let narrow = wide.narrow(1, 0, K).unwrap().contiguous().unwrap();
         let ones = Tensor::ones(K, DType::BF16, &Device::Cpu).unwrap();
-        let norm = RmsNorm { weight: &ones, form: NormWeight::OnePlus, eps: 1e-5 };
+        let norm = RmsNorm { weight: &ones, form: NormWeight::OnePlus, eps: 1e-5, next: None };
         let matmul = Matmul::new(&Device::Cpu, 2, DType::BF16, 0, K).unwrap();
         for scales in [ActivationScales::Row, ActivationScales::Fixed] {
             let weight = weight(scales);

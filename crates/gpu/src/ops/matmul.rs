@@ -2,13 +2,43 @@
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::operands::Operand;
-use candlepower_kernels::{Error, Fp8Rounding, Result, linear_reference};
+use candlepower_kernels::{Activation, Error, Fp8Rounding, Result, linear_reference};
 
 use super::fp8::{round_activations, round_padded, values_of, write_rows};
 use super::launch_on_gpu;
 use super::packed::rounded;
 use super::reference::Reference;
-use crate::operands::{FP8_BLOCK, Fp8Matrix, Fp8Rows, HeadPadding, Matrix};
+use super::rows::{add_rms_norm, gated_activation_before};
+use crate::operands::{
+    FP8_BLOCK, Fp8Matrix, Fp8Rows, Fusions, HeadPadding, Matrix, NormedRows, RowsOut,
+    has_normed_rows,
+};
+
+/// Rows of the largest step in which kernels between products request weights ahead. With more rows they leave memory idle for a
+/// small part of their time alone.
+const MAX_PREFETCH_ROWS: usize = 128;
+
+/// The rows that a product multiplies.
+#[derive(Clone, Copy, Debug)]
+pub enum Factor<'a> {
+    /// `[rows, k]`.
+    Rows(&'a Tensor),
+    /// The norm of a sum: see [`Matmul::run_normed`].
+    Normed(NormedRows<'a>),
+}
+
+/// The operands of [`Matmul::gated`] apart from the rows.
+#[derive(Clone, Copy, Debug)]
+pub struct GatedProduct<'a> {
+    /// `[2 * n, k]`: the outputs of its first half are gates of those of the second.
+    pub weight: &'a Matrix,
+    /// `[2 * n]`, if there is one.
+    pub bias: Option<&'a Tensor>,
+    /// The activation of the gates.
+    pub act: Activation,
+    /// The matrix that multiplies the result next.
+    pub reader: Option<&'a Matrix>,
+}
 
 /// Buffers of matrix products, reserved once so that a product allocates nothing.
 #[derive(Debug)]
@@ -17,6 +47,8 @@ pub struct Matmul {
     cublas: Option<crate::cuda::Cublas>,
     /// Activations of one product after rounding to FP8, where the model has such products.
     activations: Option<Fp8Activations>,
+    /// The fused kernels. On the CPU there are none, but their operations can be tested.
+    fusions: Fusions,
 }
 
 /// Buffers for the activations of one product, flat: each product takes the first elements.
@@ -39,6 +71,16 @@ impl Fp8Activations {
             scales: Tensor::zeros(rows * width.div_ceil(FP8_BLOCK), DType::F32, device)?,
         })
     }
+}
+
+/// Writes the sum, and returns its norm in memory of its own.
+fn normed(rows: &NormedRows<'_>) -> Result<Tensor> {
+    let NormedRows { residual, x, sum, scale, norm } = rows;
+    // Both may be parts of one buffer, which candle does not copy within.
+    sum.slice_set(&residual.copy()?, 0, 0)?;
+    let normed = x.zeros_like()?;
+    add_rms_norm(sum, x, *scale, norm, &normed)?;
+    Ok(normed)
 }
 
 /// The first elements of a flat buffer as `dims`.
@@ -73,8 +115,10 @@ impl Matmul {
             0 => None,
             width => Some(Fp8Activations::new(device, max_rows, width, dtype)?),
         };
+        let fusions = if device.is_cuda() { Fusions::asked_for()? } else { Fusions::OFF };
         Ok(Self {
             activations,
+            fusions,
             #[cfg(feature = "cuda")]
             cublas: match device.is_cuda() {
                 true => Some(crate::cuda::Cublas::new(device, max_rows, dtype, unpacked_bytes)?),
@@ -93,6 +137,100 @@ impl Matmul {
             cublas: self.cublas.map(crate::cuda::Cublas::with_fixed_order),
             ..self
         }
+    }
+
+    /// Uses these fused kernels, whatever the environment says.
+    #[must_use]
+    pub fn with_fusions(mut self, fusions: Fusions) -> Self {
+        self.set_fusions(fusions);
+        self
+    }
+
+    /// Same as [`Matmul::with_fusions`].
+    #[cfg_attr(not(feature = "cuda"), allow(clippy::missing_const_for_fn))]
+    pub fn set_fusions(&mut self, fusions: Fusions) {
+        self.fusions = fusions;
+        #[cfg(feature = "cuda")]
+        if let Some(cublas) = self.cublas.take() {
+            self.cublas = Some(cublas.with_fusions(fusions));
+        }
+    }
+
+    /// The weights that a kernel before the product of `rows` rows with `w` requests for the L2 cache, if it does so.
+    pub const fn prefetched<'a>(&self, w: &'a Matrix, rows: usize) -> Option<&'a Tensor> {
+        match w {
+            Matrix::Rows(w) if self.fusions.prefetch && rows <= MAX_PREFETCH_ROWS => Some(w),
+            _ => None,
+        }
+    }
+
+    /// Whether [`Matmul::run_normed`] and [`Matmul::gated`] compute the norm of `rows` rows together with the product.
+    pub fn takes_norm(&self, w: &Matrix, rows: usize) -> bool {
+        let Matrix::Rows(w) = w else { return false };
+        let k = w.dims().last().copied().unwrap_or_default();
+        #[cfg(feature = "cuda")]
+        if self.cublas.as_ref().is_some_and(|cublas| !cublas.has_gemv(rows, k)) {
+            return false;
+        }
+        self.fusions.norm && has_normed_rows(rows, k)
+    }
+
+    /// Computes `sum = (residual + x) * scale` and `out = rms_norm(sum) @ w^T + bias`: `x`, `residual` and `sum` `[rows, k]`, `w`
+    /// `[n, k]`, `bias` `[n]`, `out` `[rows, n]`. The bits are those of [`add_rms_norm`](crate::add_rms_norm) and
+    /// [`Matmul::run`]. One kernel does so where [`Matmul::takes_norm`] says so; otherwise memory is allocated.
+    ///
+    /// # Errors
+    /// Those of [`add_rms_norm`](crate::add_rms_norm) and [`Matmul::run`]; or the sum overlaps the residual.
+    pub fn run_normed(
+        &self,
+        rows: &NormedRows<'_>,
+        w: &Matrix,
+        bias: Option<&Tensor>,
+        out: &Tensor,
+    ) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let (Some(cublas), Matrix::Rows(w)) = (&self.cublas, w) {
+            return cublas.normed(rows, w, bias, None, out);
+        }
+        self.run(&normed(rows)?, w, bias, out)
+    }
+
+    /// Computes `out = act(gate) * up` for the rows `[gate, up]` of `x @ w^T + bias`: x `[rows, k]`, `out` `[rows, n]`. One
+    /// kernel of a GPU does so for few rows and a matrix that is not quantized. Otherwise the product is written to `gate_up`,
+    /// `[rows, 2 * n]`, and [`gated_activation`](crate::gated_activation) reads it. The bits are the same.
+    ///
+    /// # Errors
+    /// Those of [`Matmul::run`], [`Matmul::run_normed`] and [`gated_activation`](crate::gated_activation).
+    pub fn gated(
+        &self,
+        x: &Factor<'_>,
+        product: &GatedProduct<'_>,
+        gate_up: &Tensor,
+        out: &RowsOut,
+    ) -> Result<()> {
+        let GatedProduct { weight, bias, act, reader } = *product;
+        #[cfg(feature = "cuda")]
+        if let (Some(cublas), Matrix::Rows(w), RowsOut::Plain(out)) = (&self.cublas, weight, out)
+            && self.fusions.gate
+        {
+            let is_done = match x {
+                Factor::Rows(x) => cublas.gated(x, w, bias, act, out)?,
+                Factor::Normed(rows) => {
+                    cublas.normed(rows, w, bias, Some(act), out)?;
+                    true
+                }
+            };
+            if is_done {
+                return Ok(());
+            }
+        }
+        match x {
+            Factor::Rows(x) => self.run(x, weight, bias, gate_up)?,
+            Factor::Normed(rows) => self.run_normed(rows, weight, bias, gate_up)?,
+        }
+        let (rows, _) = Operand::new("matmul", "gate_up", gate_up).dims2("[rows, 2 * n]")?;
+        let next = reader.and_then(|reader| self.prefetched(reader, rows));
+        gated_activation_before(next, gate_up, act, out)
     }
 
     /// The rows of `x`, `[rows, k]`, rounded to FP8 if a product with them asks for it: in a buffer that the next call

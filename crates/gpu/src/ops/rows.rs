@@ -137,8 +137,20 @@ pub fn activation(x: &Tensor, act: Activation, out: &Tensor) -> Result<()> {
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
 pub fn gated_activation(gate_up: &Tensor, act: Activation, out: impl Into<RowsOut>) -> Result<()> {
-    let out = out.into();
-    launch_on_gpu!(gate_up, crate::cuda::gated_activation(gate_up, act, &out));
+    gated_activation_before(None, gate_up, act, &out.into())
+}
+
+/// Same as [`gated_activation`]. A GPU requests the first bytes of `next`, the matrix of a later product, for the L2 cache
+/// meanwhile.
+pub(super) fn gated_activation_before(
+    next: Option<&Tensor>,
+    gate_up: &Tensor,
+    act: Activation,
+    out: &RowsOut,
+) -> Result<()> {
+    launch_on_gpu!(gate_up, crate::cuda::gated_activation(gate_up, act, next, out));
+    // The CPU has no such requests.
+    let _ = next;
     let reference = Reference::new("gated_activation", "gate_up", gate_up)?;
     let operand = Operand::new("gated_activation", "gate_up", gate_up);
     let (tokens, width) = operand.dims2("[tokens, 2 * inner]")?;
@@ -146,7 +158,7 @@ pub fn gated_activation(gate_up: &Tensor, act: Activation, out: impl Into<RowsOu
         reference.elements(("gate_up", gate_up), "[tokens, 2 * inner]", &[tokens, width])?;
     let activated: Vec<f32> =
         values.chunks(width).flat_map(|row| gated_activation_reference(row, act)).collect();
-    write_rows(&reference, &out, "[tokens, inner]", &[tokens, width / 2], &activated)
+    write_rows(&reference, out, "[tokens, inner]", &[tokens, width / 2], &activated)
 }
 
 /// Computes `out[t, j] = act(x[t, j]) * by[t, first + j]`, in f32 and rounded once. `x` and `out` are

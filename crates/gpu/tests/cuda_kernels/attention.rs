@@ -102,6 +102,7 @@ fn compare_qkv(
         slot_mapping: &gpu.integers(&slots, &[tokens]),
         v_norm,
         cache: Some((&cache, 0)),
+        next: Some(q_weight),
     };
     cuda::qkv_to_cache(&gpu.floats(&qkv, &[tokens, width], dtype), &operands, &q_out).unwrap();
     // Queries alone, without the operands of keys and values.
@@ -222,6 +223,7 @@ pub(crate) fn wide_qk_norms(gpu: &Gpu) {
                     slot_mapping: &numbers,
                     v_norm: None,
                     cache: Some((&cache, 0)),
+                    next: None,
                 };
                 gpu::qkv_to_cache(&qkv, &operands, &q_out).unwrap();
                 (sums, q_out, cache.layer(0).unwrap().keys.clone())

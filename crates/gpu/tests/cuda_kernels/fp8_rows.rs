@@ -58,7 +58,7 @@ pub(crate) fn norms_in_fp8(gpu: &Gpu) {
                     before[..dim].fill(0.0);
                 }
                 let weight = gpu.floats(&random.floats(dim, 1.0, dtype), &[dim], dtype);
-                let norm = RmsNorm { weight: &weight, form, eps: 1e-5 };
+                let norm = RmsNorm { weight: &weight, form, eps: 1e-5, next: Some(&weight) };
                 let x = gpu.floats(&x, &[rows, dim], dtype);
                 let what = format!("{rows} x {dim}, {scales:?}, {form:?}, {dtype:?}");
 
@@ -102,9 +102,9 @@ pub(crate) fn gated_in_fp8(gpu: &Gpu) {
                 }
                 let gate_up = gpu.floats(&gate_up, &[rows, 2 * inner], dtype);
                 let plain = gpu.unwritten(&[rows, inner], dtype);
-                cuda::gated_activation(&gate_up, act, &plain).unwrap();
+                cuda::gated_activation(&gate_up, act, None, &plain).unwrap();
                 let found = unwritten_rows(gpu, [rows, inner], rounding);
-                cuda::gated_activation(&gate_up, act, &found).unwrap();
+                cuda::gated_activation(&gate_up, act, Some(&gate_up), &found).unwrap();
                 let what = format!("{rows} x {inner}, {scales:?}, {act:?}, {dtype:?}");
                 compare(gpu, &found, &plain, &what);
             }
@@ -115,7 +115,7 @@ pub(crate) fn gated_in_fp8(gpu: &Gpu) {
         let gate_up = gpu.floats(&vec![1.0; 2 * inner], &[1, 2 * inner], DType::BF16);
         let rounding = Fp8Rounding { scales, fixed: 0.0 };
         let out = unwritten_rows(gpu, [1, inner], rounding);
-        assert!(cuda::gated_activation(&gate_up, Activation::Silu, &out).is_err(), "{inner}");
+        assert!(cuda::gated_activation(&gate_up, Activation::Silu, None, &out).is_err(), "{inner}");
     }
 }
 
@@ -153,7 +153,7 @@ pub(crate) fn feed_forward_in_fp8(gpu: &Gpu) {
         for (rows, dtype) in [(1, DType::BF16), (5, DType::F16), (40, DType::BF16)] {
             let matmul = Matmul::new(gpu.device(), rows, dtype, 0, inner).unwrap();
             let weight = gpu.floats(&random.floats(hidden, 1.0, dtype), &[hidden], dtype);
-            let norm = RmsNorm { weight: &weight, form: NormWeight::Plain, eps: 1e-5 };
+            let norm = RmsNorm { weight: &weight, form: NormWeight::Plain, eps: 1e-5, next: None };
             let x = gpu.floats(&random.floats(rows * hidden, 1.0, dtype), &[rows, hidden], dtype);
             let gate_up = gpu.unwritten(&[rows, 2 * inner], dtype);
             let halves = [hidden, inner].map(|width| gpu.unwritten(&[rows, width], dtype));

@@ -112,7 +112,7 @@ fn compare_kept(
         let q_out = floats(device, &before, &[tokens, heads, head_dim], dtype);
         let weight = floats(device, &weight, &[rank], dtype);
         let operands = LatentsToCache {
-            norm: RmsNorm { weight: &weight, form, eps: 1e-6 },
+            norm: RmsNorm { weight: &weight, form, eps: 1e-6, next: None },
             rope: &rope.to_device(device).unwrap(),
             positions: &Tensor::from_slice(positions, tokens, device).unwrap(),
             slot_mapping: &Tensor::from_slice(&slots, tokens, device).unwrap(),

@@ -12,6 +12,7 @@ mod experts;
 mod fp8;
 mod fp8_decode;
 mod fp8_rows;
+mod fusions;
 mod gpu;
 mod hopper_attention;
 mod latent;
@@ -34,7 +35,7 @@ use gpu::Gpu;
 /// A comparison over many shapes, which panics if kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 57] = [
+const COMPARISONS: [(&str, Comparison); 61] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("layer_norm", rows::layer_norm),
@@ -46,6 +47,10 @@ const COMPARISONS: [(&str, Comparison); 57] = [
     ("gemv", rows::gemv),
     ("matmul", elements::matmul),
     ("rows_product", products::rows_product),
+    ("gated_product", fusions::gated_product),
+    ("gemv_waves", fusions::gemv_waves),
+    ("normed_gemv", fusions::normed_gemv),
+    ("prefetch", fusions::prefetch),
     ("packed_product", packed::packed_product),
     ("packed_matmul", packed::packed_matmul),
     ("packed_embedding", packed::packed_embedding),

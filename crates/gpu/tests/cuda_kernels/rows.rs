@@ -19,7 +19,8 @@ pub(crate) fn rms_norm(gpu: &Gpu) {
     for_norms(|rows, dim, dtype, form, random| {
         let (x, weight) = (random.floats(rows * dim, 3.0, dtype), random.floats(dim, 1.0, dtype));
         let out = gpu.unwritten(&[rows, dim], dtype);
-        let norm = RmsNorm { weight: &gpu.floats(&weight, &[dim], dtype), form, eps: 1e-5 };
+        let norm =
+            RmsNorm { weight: &gpu.floats(&weight, &[dim], dtype), form, eps: 1e-5, next: None };
         cuda::rms_norm(&gpu.floats(&x, &[rows, dim], dtype), &norm, &out).unwrap();
         let want = rms_norm_reference(&x, &effective(&weight, form), 1e-5);
         gpu.assert_close(&out, &want, ROUNDED_ONCE, &format!("{rows} x {dim}, {form:?}"));
@@ -32,7 +33,8 @@ pub(crate) fn add_rms_norm(gpu: &Gpu) {
         let (before, x, weight) = (floats(rows * dim), floats(rows * dim), floats(dim));
         let residual = gpu.floats(&before, &[rows, dim], dtype);
         let out = gpu.unwritten(&[rows, dim], dtype);
-        let norm = RmsNorm { weight: &gpu.floats(&weight, &[dim], dtype), form, eps: 1e-6 };
+        let norm =
+            RmsNorm { weight: &gpu.floats(&weight, &[dim], dtype), form, eps: 1e-6, next: None };
         let added = gpu.floats(&x, &[rows, dim], dtype);
         // With and without a factor.
         let scale = if form == NormWeight::Plain { 1.0 } else { 0.37 };
@@ -100,7 +102,7 @@ pub(crate) fn gated_activation(gpu: &Gpu) {
                 let gate_up = random.floats(tokens * 2 * inner, 6.0, dtype);
                 let out = gpu.unwritten(&[tokens, inner], dtype);
                 let input = gpu.floats(&gate_up, &[tokens, 2 * inner], dtype);
-                cuda::gated_activation(&input, act, &out).unwrap();
+                cuda::gated_activation(&input, act, None, &out).unwrap();
                 let want: Vec<f32> = gate_up
                     .chunks(2 * inner)
                     .flat_map(|row| gated_activation_reference(row, act))

@@ -27,6 +27,7 @@ use crate::attention;
 use crate::gpu::{Gpu, Random};
 
 mod fp8;
+mod fusions;
 
 /// More than the L2 cache of any GPU.
 const BEYOND_CACHES: usize = 256 << 20;
@@ -44,9 +45,10 @@ const WIDE_HEADS: [usize; 3] = [32, 4, 512];
 /// A group of measurements.
 type Part = fn(&Times<'_>) -> Result<()>;
 
-const PARTS: [(&str, Part); 13] = [
+const PARTS: [(&str, Part); 14] = [
     ("uploads", uploads),
     ("products", products),
+    ("fusions", fusions::fusions),
     ("quantized", quantized),
     ("fp8", fp8::fp8),
     ("experts", experts),
@@ -454,7 +456,7 @@ fn attend(
 fn rows(times: &Times<'_>) -> Result<()> {
     let (hidden, inner) = (times.size(HIDDEN), times.size(14336));
     let weight = times.noise(&[hidden])?;
-    let norm = RmsNorm { weight: &weight, form: NormWeight::Plain, eps: 1e-5 };
+    let norm = RmsNorm { weight: &weight, form: NormWeight::Plain, eps: 1e-5, next: None };
     for rows in [1, 64, 256, 8192].map(|rows| times.size(rows)) {
         let [x, residual, out] = [(); 3].map(|()| times.noise(&[rows, hidden]));
         let (x, residual, out) = (x?, residual?, out?);
@@ -466,7 +468,7 @@ fn rows(times: &Times<'_>) -> Result<()> {
         let (gate_up, out) = (times.noise(&[rows, 2 * inner])?, times.zeros(&[rows, inner])?);
         let work = (2 * rows * inner * 3, 0);
         times.row(&format!("silu_mul [{rows}, {inner}]"), work, |_| {
-            cuda::gated_activation(&gate_up, Activation::Silu, &out)
+            cuda::gated_activation(&gate_up, Activation::Silu, None, &out)
         })?;
     }
     Ok(())

@@ -66,6 +66,7 @@ struct Gpu final : Machine {
   void copy_later(uint32_t to, const void* from, uint32_t bytes, uint32_t present) override;
   void end_group() override;
   void wait_for_groups(uint32_t but) override;
+  void prefetched(const void* at) override;
   void accessed(const void* at, size_t bytes, Access access, const void* code) override;
   void lane_accessed(uint32_t lane, const void* at, size_t bytes, Access access) override;
   [[noreturn]] void fault(const char* what) override;

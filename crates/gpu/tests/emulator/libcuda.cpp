@@ -238,6 +238,13 @@ void Gpu::copy_later(uint32_t to, const void* from, uint32_t bytes, uint32_t pre
 }
 void Gpu::end_group() { block.end_group(); }
 void Gpu::wait_for_groups(uint32_t but) { block.wait_for_groups(but); }
+void Gpu::prefetched(const void* at) {
+  const auto after = mappings.upper_bound(const_cast<void*>(at));
+  const auto begin = after == mappings.begin() ? after : std::prev(after);
+  if (begin == after || static_cast<const char*>(at) >= static_cast<const char*>(begin->first) + begin->second.bytes) {
+    block.fault("a kernel requests bytes for the L2 cache that are not allocated");
+  }
+}
 void Gpu::accessed(const void* at, size_t bytes, Access access, const void* code) {
   if (!is_allocated(reinterpret_cast<uintptr_t>(at), bytes)) block.fault("a kernel reaches beyond what was allocated");
   block.accessed(at, bytes, access, code);

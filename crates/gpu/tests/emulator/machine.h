@@ -106,6 +106,8 @@ struct Machine {
   virtual void copy_later(uint32_t to, const void* from, uint32_t bytes, uint32_t present) = 0;
   virtual void end_group() = 0;
   virtual void wait_for_groups(uint32_t but) = 0;
+  // Checks a request for the L2 cache.
+  virtual void prefetched(const void* at) = 0;
   // Reports an access of the running thread. `code` is the address after the access.
   virtual void accessed(const void* at, size_t bytes, Access access, const void* code) = 0;
   // Reports an access of a lane of the collective operation that is being combined.

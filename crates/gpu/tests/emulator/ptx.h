@@ -150,8 +150,11 @@ inline void lop3_b32(uint32_t& to, uint32_t a, uint32_t b, uint32_t c, uint32_t 
   }
 }
 
+// A request for the L2 cache changes nothing. Those beyond an allocation would be lost on a GPU, so they are faults here.
 template <typename From>
-void prefetch_global_L2(From) {}
+void prefetch_global_L2(From from) {
+  machine->prefetched(reinterpret_cast<const void*>(from));
+}
 inline void griddepcontrol_wait() { machine->wait_for_inputs(); }
 inline void griddepcontrol_launch_dependents() {}
 

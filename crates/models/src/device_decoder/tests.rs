@@ -4,16 +4,25 @@
 #![cfg(debug_assertions)]
 
 use candlepower_checkpoint::{ActivationScales, Checkpoint, CheckpointFiles};
-use candlepower_gpu::Matmul;
+use candlepower_gpu::{Fusions, Matmul};
 use candlepower_kernels::{OffsetForm, Offsets, QuantFormat, QuantizedRows, ScaleForm, Weight};
 
 use super::*;
-use crate::{LoadDtype, LoadFormat, LoadOptions, layers::Mixer, load_on_device};
+use crate::{LoadDtype, LoadFormat, LoadOptions, layers::Ffn, layers::Mixer, load_on_device};
 
 const TOKENS: usize = 3;
 
 /// Runs `with` on the operations of a step of the golden llama, with its first residual.
 fn with_ops(with: impl FnOnce(&DeviceOps<'_>, &Layers<Matrix>, Tensor)) {
+    with_fusions(Fusions::OFF, TOKENS, with);
+}
+
+/// The same with fused kernels and some of the tokens.
+fn with_fusions(
+    fusions: Fusions,
+    tokens: usize,
+    with: impl FnOnce(&DeviceOps<'_>, &Layers<Matrix>, Tensor),
+) {
     let folder = candlepower_testing::goldens::folder("llama");
     let checkpoint = Checkpoint::open(CheckpointFiles::Folder(folder)).unwrap();
     let options = LoadOptions {
@@ -37,7 +46,8 @@ fn with_ops(with: impl FnOnce(&DeviceOps<'_>, &Layers<Matrix>, Tensor)) {
     // The model has no products in FP8, but a test may.
     workspace.matmul =
         Matmul::new(&Device::Cpu, TOKENS, DType::F32, 0, model.spec().hidden_size).unwrap();
-    let table = Tensor::arange(0, TOKENS as u32, &Device::Cpu).unwrap();
+    workspace.matmul = workspace.matmul.with_fusions(fusions);
+    let table = Tensor::arange(0, tokens as u32, &Device::Cpu).unwrap();
     let input = DeviceInput {
         token_ids: &table,
         positions: &table,
@@ -90,6 +100,62 @@ fn an_operand_in_the_buffer_of_the_result_is_found() {
         let Mixer::Attention(attention) = &layers.layers[0].mixer else { unreachable!() };
         let qkv = ops.linear(&residual, &attention.qkv, Buffer::Wide, Reduce::Keep).unwrap();
         let _ = ops.linear(&qkv, &attention.qkv, Buffer::Wide, Reduce::Keep);
+    });
+}
+
+/// A matrix whose outputs are the inputs in another order, in the buffer of branches.
+fn turned(ops: &DeviceOps<'_>) -> Linear<Matrix> {
+    let width = ops.hidden;
+    let is_one = |i: usize| f32::from(u8::from(i / width == (i % width + 1) % width));
+    let weight: Vec<f32> = (0..width * width).map(is_one).collect();
+    let weight = Tensor::from_vec(weight, (width, width), &Device::Cpu).unwrap();
+    Linear { weight: Matrix::Rows(weight), bias: None }
+}
+
+#[test]
+fn products_compute_deferred_norms() {
+    let run = |norm, tokens| {
+        let mut found = Vec::new();
+        with_fusions(Fusions { norm, ..Fusions::OFF }, tokens, |ops, layers, residual| {
+            let Mixer::Attention(attention) = &layers.layers[0].mixer else { unreachable!() };
+            let Some(Ffn::Dense(mlp)) = &layers.layers[0].ffn else { unreachable!() };
+            let mut keep = |x: &Tensor| {
+                found.push(x.flatten_all().unwrap().to_vec1::<f32>().unwrap());
+            };
+            let branch =
+                |x: &Tensor| ops.linear(x, &turned(ops), Buffer::Branch, Reduce::Keep).unwrap();
+            let (qkv, norm) = (&attention.qkv, &layers.final_norm);
+            let y = branch(&residual);
+            let (sum, normed) = ops.add_norm(residual, &y, 0.5, norm, Some(&qkv.weight)).unwrap();
+            keep(&ops.linear(&normed, qkv, Buffer::Wide, Reduce::Keep).unwrap());
+            keep(&sum);
+            let y = branch(&sum);
+            let (sum, normed) = ops.add_norm(sum, &y, 1.0, norm, Some(&mlp.up.weight)).unwrap();
+            keep(&ops.gated(&normed, &mlp.up, mlp.activation, &mlp.down.weight).unwrap());
+            keep(&sum);
+            // A norm without one reader is computed at once.
+            let y = branch(&sum);
+            let (sum, normed) = ops.add_norm(sum, &y, 1.0, norm, None).unwrap();
+            keep(&normed);
+            keep(&sum);
+        });
+        found
+    };
+    // The buffer has no room for a second residual of two tokens, so these norms are computed at once.
+    for tokens in [1, 2] {
+        assert_eq!(run(true, tokens), run(false, tokens), "{tokens} tokens");
+    }
+}
+
+#[test]
+#[should_panic(expected = "an operation reads a norm before its reader")]
+fn a_sum_is_not_read_before_its_product() {
+    with_fusions(Fusions { norm: true, ..Fusions::OFF }, 1, |ops, layers, residual| {
+        let Mixer::Attention(attention) = &layers.layers[0].mixer else { unreachable!() };
+        let y = ops.linear(&residual, &turned(ops), Buffer::Branch, Reduce::Keep).unwrap();
+        let reader = Some(&attention.qkv.weight);
+        let (sum, _) = ops.add_norm(residual, &y, 1.0, &layers.final_norm, reader).unwrap();
+        let _ = ops.norm(&sum, &layers.final_norm, None);
     });
 }
 

@@ -8,8 +8,9 @@ use candlepower_checkpoint::{
     device_latent_tokens,
 };
 use candlepower_gpu::{
-    AttentionPlan, AttentionSpec, AttentionStep, DecodeKernelOfFp8, Fp8DecodeChoice, Matmul,
-    PagedCache, PlanCapacity, PrefillChoice, PrefillKernel, Routing, StatePool, fp8_decode_kernel,
+    AttentionPlan, AttentionSpec, AttentionStep, DecodeKernelOfFp8, Fp8DecodeChoice, Fusions,
+    Matmul, PagedCache, PlanCapacity, PrefillChoice, PrefillKernel, Routing, StatePool,
+    fp8_decode_kernel,
 };
 use candlepower_kernels::KvCacheConfig;
 use serde::{Deserialize, Serialize};
@@ -249,6 +250,12 @@ impl Workspace {
             Region::Of(Buffer::Branch) => &self.branch,
             Region::Of(Buffer::Attended) => &self.attended,
         }
+    }
+
+    /// Uses these fused kernels, whatever the environment says.
+    #[cfg_attr(not(feature = "cuda"), allow(clippy::missing_const_for_fn))]
+    pub fn set_fusions(&mut self, fusions: Fusions) {
+        self.matmul.set_fusions(fusions);
     }
 
     /// Plans the attention of a step.

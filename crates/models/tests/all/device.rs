@@ -12,7 +12,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{Dtype as Planned, KvDtype};
 use candlepower_comm::Comm;
-use candlepower_gpu::{AttentionStep, LaunchShape, NO_SLOT, StateTables};
+use candlepower_gpu::{AttentionStep, Fusions, LaunchShape, NO_SLOT, StateTables};
 use candlepower_kernels::AttentionMetadata;
 use candlepower_models::{
     DeviceDecoder, DeviceInput, DeviceOutputTokens, LoadDtype, LoadOptions, OutputTokens,
@@ -312,6 +312,45 @@ fn gpus_compute_what_one_does() {
 #[test]
 fn sixteen_bits_move_the_logits_but_little() {
     compare_sixteen_bits(&Device::Cpu, |_, _, _, _| {});
+}
+
+/// Compares the logits of steps with few tokens with and without fused kernels.
+fn compare_fusions(device: &Device, dtype: LoadDtype, names: impl Iterator<Item = &'static str>) {
+    let all = Fusions { gate: true, norm: true, prefetch: true, wave: true };
+    let mut models = 0;
+    for name in names {
+        let (mut runner, prompt) = (Runner::on(device, name, dtype), Golden::read(name).prompt);
+        let mut run = |fusions| {
+            runner.workspace.set_fusions(fusions);
+            let blocks = [5, 2];
+            let mut logits = runner.prefill(&prompt[..5], 5, &blocks);
+            // Decodes in buckets of one, two and three.
+            for (i, padded) in [(5, 1), (6, 2), (7, 3), (8, 1)] {
+                let work: [Work<'_>; 1] = [(i, &prompt[i..=i], &blocks)];
+                logits.extend(runner.step(&work, padded, LaunchShape::Fixed));
+            }
+            logits.extend(runner.step(&[(9, &prompt[9..11], &blocks)], 1, LaunchShape::Fitted));
+            logits
+        };
+        let want = run(Fusions::OFF);
+        assert!(run(all) == want, "{name}: fused kernels have other bits");
+        models += 1;
+    }
+    println!("= {models} models have the same bits with fused kernels");
+}
+
+/// The walk defers norms, which the reference implementations of products compute.
+#[test]
+fn deferred_norms_change_no_bit() {
+    compare_fusions(&Device::Cpu, LoadDtype::F32, DECODERS.iter().copied().step_by(3));
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+#[ignore = "needs a GPU: scripts/gpu-check.sh and, with an emulated one, `cargo xtask emulated` run it"]
+fn fused_kernels_change_no_bit() {
+    let gpu = candlepower_gpu::cuda::open(0).unwrap();
+    compare_fusions(&gpu, LoadDtype::Bf16, goldens());
 }
 
 /// The kernels themselves.

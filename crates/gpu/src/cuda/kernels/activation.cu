@@ -2,16 +2,11 @@
 // 16-byte accesses where the rows are aligned. Arithmetic is in f32 and is rounded once, at the store. Gated rows can be
 // written in FP8 for a product that alone reads them.
 
+#include "activation.cuh"
 #include "fp8_rows.cuh"
+#include "prefetch.cuh"
 
 namespace candlepower {
-
-// The values are those of Activation in Rust.
-enum class Activation : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kSwigluOai = 3, kRelu = 4, kReluSquared = 5 };
-
-// Constants of kSwigluOai: the limit of both halves, and the factor in its sigmoid.
-constexpr float kSwigluLimit = 7.0f;
-constexpr float kSwigluAlpha = 1.702f;
 
 struct GatedActivationArgs {
   const void* gate;  // [tokens, gate_width], of which the first `inner` columns are used
@@ -23,10 +18,11 @@ struct GatedActivationArgs {
   int32_t up_width;
   int32_t dtype;
   int32_t activation;
-  int32_t padding;
-  Fp8Rows fp8;  // written instead of `out`
+  uint32_t blocks;  // set by the launcher: blocks that compute; later ones are for `next`
+  Fp8Rows fp8;      // written instead of `out`
+  Prefetch next;
 };
-static_assert(sizeof(GatedActivationArgs) == 80, "as in src/cuda/activation.rs");
+static_assert(sizeof(GatedActivationArgs) == 96, "as in src/cuda/activation.rs");
 
 struct ActivationArgs {
   const void* x;  // [count]
@@ -37,30 +33,6 @@ struct ActivationArgs {
 };
 static_assert(sizeof(ActivationArgs) == 32, "as in src/cuda/activation.rs");
 
-template <Activation kActivation>
-__device__ __forceinline__ float activate(float x) {
-  if constexpr (kActivation == Activation::kSilu) return x / (1.0f + expf(-x));
-  if constexpr (kActivation == Activation::kGelu) return 0.5f * x * (1.0f + erff(x * 0.70710678f));
-  if constexpr (kActivation == Activation::kSwigluOai) {
-    const float bounded = fminf(x, kSwigluLimit);
-    return bounded / (1.0f + expf(-kSwigluAlpha * bounded));
-  }
-  if constexpr (kActivation == Activation::kRelu) return fmaxf(x, 0.0f);
-  if constexpr (kActivation == Activation::kReluSquared) {
-    const float positive = fmaxf(x, 0.0f);
-    return positive * positive;
-  }
-  // sqrt(2 / pi) (x + 0.044715 x^3)
-  return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
-}
-
-// The factor that a gate's activation is multiplied by.
-template <Activation kActivation>
-__device__ __forceinline__ float gated_value(float up) {
-  if constexpr (kActivation != Activation::kSwigluOai) return up;
-  return fmaxf(fminf(up, kSwigluLimit), -kSwigluLimit) + 1.0f;
-}
-
 // `act(gate) * up` of N neighbouring columns of a token, rounded to the element type.
 template <typename T, int32_t N, Activation kActivation>
 __device__ __forceinline__ Vector<T, N> gated(const GatedActivationArgs& args, int64_t token, int32_t column) {
@@ -68,8 +40,7 @@ __device__ __forceinline__ Vector<T, N> gated(const GatedActivationArgs& args, i
   const Vector<T, N> up = load<N>(static_cast<const T*>(args.up) + token * args.up_width + column);
 #pragma unroll
   for (int32_t j = 0; j < N; ++j) {
-    const float activated = activate<kActivation>(static_cast<float>(gate.at[j]));
-    gate.at[j] = T(activated * gated_value<kActivation>(static_cast<float>(up.at[j])));
+    gate.at[j] = gated_element<T, kActivation>(gate.at[j], up.at[j]);
   }
   return gate;
 }
@@ -80,7 +51,8 @@ template <typename T, int32_t N, Activation kActivation, RowsAs kAs>
 __global__ void gated_activation_kernel(GatedActivationArgs args) {
   const int32_t per_row = args.inner / N;
   const int64_t total = args.tokens * per_row;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  const int64_t step = static_cast<int64_t>(args.blocks) * blockDim.x;
+  if (blockIdx.x >= args.blocks) return prefetch_share(args.next, args.blocks);
   wait_for_inputs();
   let_next_start();
   for (int64_t base = static_cast<int64_t>(blockIdx.x) * blockDim.x; base < total; base += step) {
@@ -106,6 +78,7 @@ constexpr int32_t kMostRowThreads = 1024;
 template <typename T, int32_t N, Activation kActivation>
 __global__ void __launch_bounds__(kMostRowThreads) gated_fp8_row_kernel(GatedActivationArgs args) {
   const int64_t token = blockIdx.x;
+  if (token >= args.tokens) return prefetch_share(args.next, static_cast<uint32_t>(args.tokens));
   wait_for_inputs();
   let_next_start();
   store_fp8_row<T, N, kKeptVectors>(args.fp8, token, args.inner, [&](int32_t column) {
@@ -151,8 +124,9 @@ void with_activation(int32_t activation, Launch launch) {
 constexpr int32_t kActivationThreads = 256;
 
 template <typename T, int32_t N, RowsAs kAs>
-void launch_gated_activation(const GatedActivationArgs& args, cudaStream_t stream) {
-  const uint32_t grid = grid_for(args.tokens * (args.inner / N), kActivationThreads);
+void launch_gated_activation(GatedActivationArgs args, cudaStream_t stream) {
+  args.blocks = grid_for(args.tokens * (args.inner / N), kActivationThreads);
+  const uint32_t grid = args.blocks + prefetch_blocks(args.next, kActivationThreads);
   with_activation(args.activation, [&](auto act) {
     constexpr Activation kAct = decltype(act)::value;
     launch_early(gated_activation_kernel<T, N, kAct, kAs>, grid, kActivationThreads, stream, args);
@@ -163,9 +137,10 @@ template <typename T, int32_t N>
 void launch_gated_fp8_rows(const GatedActivationArgs& args, cudaStream_t stream) {
   const int64_t vectors = (args.inner / N + kKeptVectors - 1) / kKeptVectors;
   const int32_t threads = threads_for(vectors, kMostRowThreads);
+  const uint32_t grid = static_cast<uint32_t>(args.tokens) + prefetch_blocks(args.next, threads);
   with_activation(args.activation, [&](auto act) {
     constexpr Activation kAct = decltype(act)::value;
-    launch_early(gated_fp8_row_kernel<T, N, kAct>, static_cast<uint32_t>(args.tokens), threads, stream, args);
+    launch_early(gated_fp8_row_kernel<T, N, kAct>, grid, threads, stream, args);
   });
 }
 

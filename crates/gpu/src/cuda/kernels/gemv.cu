@@ -1,39 +1,20 @@
 // A matrix times a few rows. The time is that of reading the matrix once, and for some shapes cuBLAS takes clearly
 // longer than that.
 
-#include "common.cuh"
+#include "gemv.cuh"
 
 namespace candlepower {
 
-struct GemvArgs {
-  const void* x;       // [rows, k]
-  const void* weight;  // [n, k]
-  const void* bias;    // [n], may be null
-  void* out;           // [rows, n]
-  int32_t rows;
-  int32_t n;
-  int32_t k;
-  int32_t dtype;
-};
-static_assert(sizeof(GemvArgs) == 48, "as in src/cuda/gemv.rs");
-
-constexpr int32_t kWarpsPerBlock = 8;
-constexpr int32_t kMaxRows = 8;
-// Number of warps that fills the largest GPUs: 132 multiprocessors with 32 warps each.
-constexpr int32_t kWantedWarps = 132 * 32;
-// Number of vectors of the matrix that a thread loads ahead of their use. At 4.8 TB/s and 0.7 us of latency, each of
-// 132 multiprocessors must have 25 KiB in flight at every moment. Four vectors a thread are at least 64 KiB for one row.
-constexpr int32_t kAhead = 4;
-
-// A block computes 8 / `kSplit` outputs of every row. `kSplit` warps share one output, and each sums a range of k. The
-// sums are in f32, in an order that depends on the shape alone.
-template <typename T, int32_t kRows, int32_t kSplit>
-__global__ void __launch_bounds__(kWarpsPerBlock* kWarp) gemv_kernel(GemvArgs args) {
+// A block computes one tile of every row. The sums are in f32, in an order that depends on the shape alone.
+template <typename T, int32_t kRows, int32_t kSplit, bool kGated>
+__global__ void __launch_bounds__((GemvTile<kSplit, kGated>::kThreads)) gemv_kernel(GemvArgs args) {
+  using Tile = GemvTile<kSplit, kGated>;
   constexpr int32_t N = kVectorWidth<T>;
-  __shared__ float partial[kWarpsPerBlock][kRows];
+  __shared__ float partial[Tile::kWarps][kRows];
   const int32_t warp = threadIdx.x / kWarp;
   const int32_t lane = threadIdx.x % kWarp;
-  const int32_t output = blockIdx.x * (kWarpsPerBlock / kSplit) + warp / kSplit;
+  const int32_t first_output = blockIdx.x * Tile::kOutputs;
+  const int32_t output = first_output + Tile::output_of(warp / kSplit);
   const Range run = split_range(args.k, kWarp * N, warp % kSplit, kSplit);
   const T* x = static_cast<const T*>(args.x);
 
@@ -42,20 +23,13 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp) gemv_kernel(GemvArgs ar
     constexpr int32_t kStep = kWarp * N;
     const int32_t begin = run.begin + lane * N;
     const int32_t steps = begin < run.end ? (run.end - begin + kStep - 1) / kStep : 0;
-    const T* weight = static_cast<const T*>(args.weight) + static_cast<int64_t>(output) * args.k + begin;
+    const int32_t row = Tile::row_of(output, warp / kSplit, args.n);
+    const T* weight = static_cast<const T*>(args.weight) + static_cast<int64_t>(row) * args.k + begin;
     const auto load_words = [&](int32_t step) {
       return __ldcs(reinterpret_cast<const uint4*>(weight + step * kStep));
     };
-    const auto multiply = [&](const uint4& words, int32_t step) {
-      const auto weights = *reinterpret_cast<const Vector<T, N>*>(&words);
-#pragma unroll
-      for (int32_t row = 0; row < kRows; ++row) {
-        const Vector<T, N> values = load<N>(x + static_cast<int64_t>(row) * args.k + begin + step * kStep);
-#pragma unroll
-        for (int32_t j = 0; j < N; ++j) {
-          sums[row] += static_cast<float>(weights.at[j]) * static_cast<float>(values.at[j]);
-        }
-      }
+    const auto multiply_step = [&](const uint4& words, int32_t step) {
+      multiply<T, kRows>(sums, words, x + begin + step * kStep, args.k);
     };
     // Each vector stays in `Words` form, and its successor is loaded as soon as it is used, with no branch in between.
     // Otherwise nvcc splits or copies a vector right after its load, and the warp waits there. An earlier loop had one
@@ -72,7 +46,7 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp) gemv_kernel(GemvArgs ar
     for (; step + 2 * kAhead <= steps; step += kAhead) {
 #pragma unroll
       for (int32_t ahead = 0; ahead < kAhead; ++ahead) {
-        multiply(coming[ahead], step + ahead);
+        multiply_step(coming[ahead], step + ahead);
         coming[ahead] = load_words(step + kAhead + ahead);
       }
     }
@@ -85,7 +59,7 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp) gemv_kernel(GemvArgs ar
       }
 #pragma unroll
       for (int32_t ahead = 0; ahead < kAhead; ++ahead) {
-        if (step + ahead < steps) multiply(coming[ahead], step + ahead);
+        if (step + ahead < steps) multiply_step(coming[ahead], step + ahead);
       }
     }
   }
@@ -96,34 +70,99 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp) gemv_kernel(GemvArgs ar
     if (lane == 0) partial[warp][row] = sum;
   }
   __syncthreads();
-  // The first warp of each output adds the partial sums of the warps that share it.
-  if (warp % kSplit != 0 || lane >= kRows || output >= args.n) return;
-  float sum = args.bias == nullptr ? 0.0f : static_cast<float>(static_cast<const T*>(args.bias)[output]);
-  for (int32_t part = 0; part < kSplit; ++part) sum += partial[warp + part][lane];
-  static_cast<T*>(args.out)[static_cast<int64_t>(lane) * args.n + output] = T(sum);
+  store_tile<T, kRows, kSplit, kGated>(args, partial, first_output);
 }
 
-template <typename T, int32_t kRows>
-void launch_split(const GemvArgs& args, cudaStream_t stream) {
-  const int32_t split = warps_per_output(args.n, kWantedWarps, kWarpsPerBlock);
-  const int32_t outputs = kWarpsPerBlock / split;
-  const auto grid = static_cast<uint32_t>((args.n + outputs - 1) / outputs);
-  constexpr int32_t kThreads = kWarpsPerBlock * kWarp;
-  switch (split) {
-    case 1: launch_early(gemv_kernel<T, kRows, 1>, grid, kThreads, stream, args); break;
-    case 2: launch_early(gemv_kernel<T, kRows, 2>, grid, kThreads, stream, args); break;
-    case 4: launch_early(gemv_kernel<T, kRows, 4>, grid, kThreads, stream, args); break;
-    default: launch_early(gemv_kernel<T, kRows, 8>, grid, kThreads, stream, args); break;
+// Inputs in a multiple of which `gemv_wave_kernel` takes rows: whole groups of `kAhead` vectors for each thread.
+template <typename T, int32_t kSplit>
+constexpr int32_t kWaveInputs = kSplit * kWarp * kVectorWidth<T> * kAhead;
+
+// The same for blocks that compute one tile after the other, so that all blocks run at once. A block loads the first
+// vectors of its next tile before it adds the sums of the last one. The sums have the bits of `gemv_kernel`, whatever
+// the number of blocks.
+template <typename T, int32_t kRows, int32_t kSplit, bool kGated>
+__global__ void __launch_bounds__((GemvTile<kSplit, kGated>::kThreads), 1024 / (GemvTile<kSplit, kGated>::kThreads))
+    gemv_wave_kernel(GemvArgs args) {
+  using Tile = GemvTile<kSplit, kGated>;
+  constexpr int32_t kStep = kWarp * kVectorWidth<T>;
+  // Two tiles' sums, so that one barrier for each tile suffices.
+  __shared__ float partial[2][Tile::kWarps][kRows];
+  const int32_t warp = threadIdx.x / kWarp;
+  const int32_t lane = threadIdx.x % kWarp;
+  const int32_t steps = args.k / (kSplit * kStep);
+  const int32_t begin = warp % kSplit * steps * kStep + lane * kVectorWidth<T>;
+  const auto tiles = static_cast<int32_t>(tiles_of(args.n, Tile::kOutputs));
+  // Warps without an output, in the last tile, compute the last output again: all warps meet at the barriers.
+  const auto weights_of = [&](int32_t tile) {
+    const int32_t output = tile * Tile::kOutputs + Tile::output_of(warp / kSplit);
+    const int32_t row = Tile::row_of(output < args.n ? output : args.n - 1, warp / kSplit, args.n);
+    return static_cast<const T*>(args.weight) + static_cast<int64_t>(row) * args.k + begin;
+  };
+  const auto load_words = [](const T* from) { return __ldcs(reinterpret_cast<const uint4*>(from)); };
+  const T* x = static_cast<const T*>(args.x) + begin;
+
+  const T* weight = weights_of(blockIdx.x);
+  uint4 coming[kAhead];
+#pragma unroll
+  for (int32_t ahead = 0; ahead < kAhead; ++ahead) coming[ahead] = load_words(weight + ahead * kStep);
+  wait_for_inputs();
+  int32_t parity = 0;
+#pragma unroll 1
+  for (auto tile = static_cast<int32_t>(blockIdx.x); tile < tiles; parity ^= 1) {
+    float sums[kRows] = {};
+#pragma unroll 1
+    for (int32_t step = 0; step + kAhead < steps; step += kAhead) {
+#pragma unroll
+      for (int32_t ahead = 0; ahead < kAhead; ++ahead) {
+        multiply<T, kRows>(sums, coming[ahead], x + (step + ahead) * kStep, args.k);
+        coming[ahead] = load_words(weight + (step + kAhead + ahead) * kStep);
+      }
+    }
+    // The last vectors of the tile. In the block's last tile, the loads that follow them read its first vectors again,
+    // since a branch between loads would make the warp wait for them.
+    const int32_t first_output = tile * Tile::kOutputs;
+    tile += gridDim.x;
+    if (tile < tiles) weight = weights_of(tile);
+    const T* last_x = x + (steps - kAhead) * kStep;
+#pragma unroll
+    for (int32_t ahead = 0; ahead < kAhead; ++ahead) {
+      multiply<T, kRows>(sums, coming[ahead], last_x + ahead * kStep, args.k);
+      coming[ahead] = load_words(weight + ahead * kStep);
+    }
+    if (tile >= tiles) let_next_start();
+#pragma unroll
+    for (int32_t row = 0; row < kRows; ++row) {
+      const float sum = warp_sum(sums[row]);
+      if (lane == 0) partial[parity][warp][row] = sum;
+    }
+    __syncthreads();
+    store_tile<T, kRows, kSplit, kGated>(args, partial[parity], first_output);
   }
 }
 
-// Calls the instance for this number of rows.
-template <typename T, int32_t kRows = 1>
+template <typename T, int32_t kRows, int32_t kSplit, bool kGated>
+void launch_tiles(const GemvArgs& args, cudaStream_t stream) {
+  using Tile = GemvTile<kSplit, kGated>;
+  const auto tiles = static_cast<int32_t>(tiles_of(args.n, Tile::kOutputs));
+  if constexpr (kRows <= kFewRows) {
+    const auto kernel = gemv_wave_kernel<T, kRows, kSplit, kGated>;
+    if (args.blocks != 0 && args.k % kWaveInputs<T, kSplit> == 0) {
+      const int32_t most = args.blocks == kResidentBlocks ? resident_blocks(kernel, Tile::kThreads) : args.blocks;
+      if (most > 0 && most < tiles) return launch_early(kernel, equal_shares(tiles, most), Tile::kThreads, stream, args);
+    }
+  }
+  launch_early(gemv_kernel<T, kRows, kSplit, kGated>, tiles, Tile::kThreads, stream, args);
+}
+
+// Calls the instance for this number of rows, of at most `kMost` rows.
+template <typename T, int32_t kMost, bool kGated, int32_t kRows = 1>
 void launch_rows(const GemvArgs& args, cudaStream_t stream) {
   if (args.rows == kRows) {
-    launch_split<T, kRows>(args, stream);
-  } else if constexpr (kRows < kMaxRows) {
-    launch_rows<T, kRows + 1>(args, stream);
+    with_split(kGated ? 2 * args.n : args.n, [&](auto split) {
+      launch_tiles<T, kRows, decltype(split)::value, kGated>(args, stream);
+    });
+  } else if constexpr (kRows < kMost) {
+    launch_rows<T, kMost, kGated, kRows + 1>(args, stream);
   }
 }
 
@@ -132,6 +171,15 @@ void launch_rows(const GemvArgs& args, cudaStream_t stream) {
 using namespace candlepower;
 
 extern "C" int32_t candlepower_gemv(const GemvArgs* args, cudaStream_t stream) {
-  if (args->rows < 1 || args->rows > kMaxRows) return cudaErrorInvalidValue;
-  return with_half_type(args->dtype, [&](auto zero) { launch_rows<decltype(zero)>(*args, stream); });
+  const bool is_gated = args->activation != kNoGates;
+  if (args->rows < 1 || args->rows > (is_gated ? kFewRows : kMaxRows)) return cudaErrorInvalidValue;
+  if (is_gated && !is_activation(args->activation)) return cudaErrorInvalidValue;
+  return with_half_type(args->dtype, [&](auto zero) {
+    using T = decltype(zero);
+    if (is_gated) {
+      launch_rows<T, kFewRows, true>(*args, stream);
+    } else {
+      launch_rows<T, kMaxRows, false>(*args, stream);
+    }
+  });
 }

@@ -130,6 +130,8 @@ int32_t host_warps_per_output(int32_t outputs, int32_t wanted, int32_t most) {
   return warps_per_output(outputs, wanted, most);
 }
 
+int32_t host_equal_shares(int32_t tiles, int32_t most) { return equal_shares(tiles, most); }
+
 uint64_t host_index_after(int32_t output, int32_t column, int32_t i, int32_t columns, int32_t bits, int32_t* shift) {
   const QuantIndex found = index_after(quant_index(output, column, columns, bits), i, bits);
   *shift = found.shift;

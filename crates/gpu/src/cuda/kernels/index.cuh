@@ -100,6 +100,12 @@ CANDLEPOWER_HD int32_t warps_per_output(int32_t outputs, int32_t wanted, int32_t
   return warps;
 }
 
+// Number of blocks, at most `most`, among which `tiles` tiles are divided so that each has about the same number of them.
+CANDLEPOWER_HD int32_t equal_shares(int32_t tiles, int32_t most) {
+  const int32_t each = (tiles + most - 1) / most;
+  return (tiles + each - 1) / each;
+}
+
 // Outputs of a block that multiplies up to 128 rows. Blocks with fewer outputs would read each row of x more often: with
 // many rows, these reads from the L2 cache would take longer than those of the matrix.
 constexpr int32_t kPartOutputs = 128;

@@ -1,6 +1,7 @@
 // QK norm, RoPE and the write into the paged cache, in one pass over the fused qkv rows.
 
 #include "heads.cuh"
+#include "prefetch.cuh"
 
 #include <cuda_fp8.h>
 
@@ -39,9 +40,10 @@ struct QkvArgs {
   float value_scale;
   int32_t value_len;  // elements of a head of v that are not padding, over which v is normed; 0: no norm for v
   float value_eps;
-  int32_t padding;
+  uint32_t blocks;  // set by the launcher: blocks that compute heads; later ones are for `next`
+  Prefetch next;
 };
-static_assert(sizeof(QkvArgs) == 184, "as in src/cuda/qkv.rs");
+static_assert(sizeof(QkvArgs) == 200, "as in src/cuda/qkv.rs");
 
 constexpr int32_t kWarpsPerBlock = 4;
 constexpr int32_t kMaxHeadDim = 512;
@@ -94,6 +96,7 @@ __device__ inline void normalize_value(float* values, const QkvArgs& args) {
 template <typename T, typename C>
 __global__ void qkv_kernel(QkvArgs args) {
   __shared__ float of_warps[kWarpsPerBlock][kMaxHeadDim];
+  if (blockIdx.x >= args.blocks) return prefetch_share(args.next, args.blocks);
   wait_for_inputs();
   let_next_start();
   const int32_t warp = threadIdx.x / kWarp;
@@ -149,6 +152,7 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp) qkv_lanes_kernel(QkvArg
   constexpr int32_t N = kVectorWidth<T>;
   constexpr int32_t kHeadDim = kLanes * N;
   constexpr int32_t kHalfLanes = kLanes / 2;
+  if (blockIdx.x >= args.blocks) return prefetch_share(args.next, args.blocks);
   wait_for_inputs();
   let_next_start();
   const int32_t all_heads = args.heads + 2 * args.kv_heads;
@@ -227,18 +231,22 @@ inline bool fits_lanes(const QkvArgs& args) {
 }
 
 template <typename T, typename C>
-void launch_qkv(const QkvArgs& args, cudaStream_t stream) {
+void launch_qkv(QkvArgs args, cudaStream_t stream) {
   constexpr int32_t kThreads = kWarpsPerBlock * kWarp;
   const int64_t items = args.tokens * (args.heads + 2 * args.kv_heads);
-  const auto blocks_of = [&](int32_t lanes) { return dim3(static_cast<uint32_t>((items * lanes + kThreads - 1) / kThreads)); };
+  // Launches a kernel with `lanes` lanes for each head.
+  const auto launch = [&](void (*kernel)(QkvArgs), int32_t lanes) {
+    args.blocks = static_cast<uint32_t>((items * lanes + kThreads - 1) / kThreads);
+    launch_early(kernel, args.blocks + prefetch_blocks(args.next, kThreads), kThreads, stream, args);
+  };
   if (!fits_lanes(args)) {
-    launch_early(qkv_kernel<T, C>, blocks_of(kWarp), kThreads, stream, args);
+    launch(qkv_kernel<T, C>, kWarp);
   } else if (args.head_dim == 64) {
-    launch_early(qkv_lanes_kernel<T, C, 8>, blocks_of(8), kThreads, stream, args);
+    launch(qkv_lanes_kernel<T, C, 8>, 8);
   } else if (args.head_dim == 128) {
-    launch_early(qkv_lanes_kernel<T, C, 16>, blocks_of(16), kThreads, stream, args);
+    launch(qkv_lanes_kernel<T, C, 16>, 16);
   } else {
-    launch_early(qkv_lanes_kernel<T, C, 32>, blocks_of(32), kThreads, stream, args);
+    launch(qkv_lanes_kernel<T, C, 32>, 32);
   }
 }
 

@@ -3,6 +3,7 @@
 // store. RMS norms can be written in FP8 for the products that alone read them.
 
 #include "fp8_rows.cuh"
+#include "prefetch.cuh"
 
 namespace candlepower {
 
@@ -24,13 +25,15 @@ struct RmsNormArgs {
   float residual_scale;
   int32_t weight_rows;
   Fp8Rows fp8;  // written instead of `out`
+  Prefetch next;
 };
-static_assert(sizeof(RmsNormArgs) == 88, "as in src/cuda/norm.rs");
+static_assert(sizeof(RmsNormArgs) == 104, "as in src/cuda/norm.rs");
 
-// One block per row. The norm is taken of the sum as it is stored, after rounding, so that this layer sees the same
-// residual as the layers after it.
+// One block per row, and blocks for `next`. The norm is taken of the sum as it is stored, after rounding, so that this
+// layer sees the same residual as the layers after it.
 template <typename T, int32_t N, RowsAs kAs>
 __global__ void __launch_bounds__(kMaxNormThreads) rms_norm_kernel(RmsNormArgs args) {
+  if (blockIdx.x >= args.rows) return prefetch_share(args.next, static_cast<uint32_t>(args.rows));
   const int64_t start = static_cast<int64_t>(blockIdx.x) * args.dim;
   const T* x = static_cast<const T*>(args.x) + start;
   T* residual = args.residual == nullptr ? nullptr : static_cast<T*>(args.residual) + start;
@@ -196,16 +199,17 @@ extern "C" int32_t candlepower_rms_norm(const RmsNormArgs* args, cudaStream_t st
   return with_half_type(args->dtype, [&](auto zero) {
     using T = decltype(zero);
     constexpr int32_t N = kVectorWidth<T>;
-    const auto rows = static_cast<uint32_t>(args->rows);
-    const int32_t threads = threads_for(args->dim / N, kMaxNormThreads);
+    const bool in_vectors = args->dim % N == 0;
+    const int32_t threads = threads_for(in_vectors ? args->dim / N : args->dim, kMaxNormThreads);
+    const uint32_t blocks = static_cast<uint32_t>(args->rows) + prefetch_blocks(args->next, threads);
     if (in_fp8) {
       const bool is_row = args->fp8.group >= args->dim;
-      launch_early(is_row ? rms_norm_kernel<T, N, RowsAs::kFp8Rows> : rms_norm_kernel<T, N, RowsAs::kFp8Groups>, rows,
+      launch_early(is_row ? rms_norm_kernel<T, N, RowsAs::kFp8Rows> : rms_norm_kernel<T, N, RowsAs::kFp8Groups>, blocks,
                    threads, stream, *args);
-    } else if (args->dim % N == 0) {
-      launch_early(rms_norm_kernel<T, N, RowsAs::kHalves>, rows, threads, stream, *args);
+    } else if (in_vectors) {
+      launch_early(rms_norm_kernel<T, N, RowsAs::kHalves>, blocks, threads, stream, *args);
     } else {
-      launch_early(rms_norm_kernel<T, 1, RowsAs::kHalves>, rows, threads_for(args->dim, kMaxNormThreads), stream, *args);
+      launch_early(rms_norm_kernel<T, 1, RowsAs::kHalves>, blocks, threads, stream, *args);
     }
   });
 }

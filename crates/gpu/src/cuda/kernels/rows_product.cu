@@ -3,6 +3,7 @@
 // The time of such a product is that of reading the matrix, and its sums do not depend on the number of rows. So a row
 // has the same bits alone and among others. More than 128 rows are computed by several blocks of 128 rows.
 
+#include "activation.cuh"
 #include "async_copy.cuh"
 #include "tensor_core.cuh"
 
@@ -10,18 +11,21 @@ namespace candlepower {
 
 struct RowsProductArgs {
   const void* x;       // [rows, k]
-  const void* weight;  // [n, k]
-  const void* bias;    // [n], may be null
+  const void* weight;  // [n, k]; with gates [2 n, k]: the rows of the gates, then those that they are multiplied by
+  const void* bias;    // one value for each row of `weight`, may be null
   void* out;           // [rows, n]
-  float* partial;      // memory for the sums of each part: [parts, rows, n]
+  float* partial;      // memory for the sums of each part: [parts, rows, sums of a row]
   int64_t partial_bytes;  // size of that memory; for the kernels, the size that is used
   int32_t rows;
   int32_t n;
   int32_t k;
   int32_t dtype;
+  int32_t activation;  // that of the gates; kNoGates: there are none
+  int32_t padding;
 };
-static_assert(sizeof(RowsProductArgs) == 64, "as in src/cuda/rows_product.rs");
+static_assert(sizeof(RowsProductArgs) == 72, "as in src/cuda/rows_product.rs");
 
+constexpr int32_t kNoGates = -1;
 constexpr int32_t kMaxRows = 128;
 constexpr int32_t kProductWarps = 4;
 constexpr int32_t kProductThreads = kProductWarps * kWarp;
@@ -54,39 +58,58 @@ struct ProductShape {
   static_assert(kStages >= 3 && kBytes <= kProductBytes);
 };
 
-// Writes up to four sums of neighbouring outputs, rounded to the element type, after adding the bias.
+// Four sums of neighbouring rows of the matrix, from `first` on, rounded to the element type after adding the bias. The
+// first `present` of them exist.
 template <typename T>
-__device__ __forceinline__ void store_outputs(const RowsProductArgs& args, int32_t row, int32_t output, float4 sums) {
+__device__ __forceinline__ Vector<T, 4> rounded_sums(const RowsProductArgs& args, int32_t first, int32_t present, float4 sums) {
   const float values[4] = {sums.x, sums.y, sums.z, sums.w};
   const T* bias = static_cast<const T*>(args.bias);
-  T* out = static_cast<T*>(args.out) + static_cast<int64_t>(row) * args.n + output;
   Vector<T, 4> rounded{};
 #pragma unroll
   for (int32_t i = 0; i < 4; ++i) {
-    const float added = bias != nullptr && output + i < args.n ? static_cast<float>(bias[output + i]) : 0.0f;
+    const float added = bias != nullptr && i < present ? static_cast<float>(bias[first + i]) : 0.0f;
     rounded.at[i] = T(values[i] + added);
   }
+  return rounded;
+}
+
+// Writes up to four neighbouring outputs of a row. `sums_of(up)` gives their sums: with gates, those of the gates or those
+// that they are multiplied by.
+template <typename T, bool kGated, typename Sums>
+__device__ __forceinline__ void store_outputs(const RowsProductArgs& args, int32_t row, int32_t output, Sums sums_of) {
+  const int32_t present = args.n - output;
+  T* out = static_cast<T*>(args.out) + static_cast<int64_t>(row) * args.n + output;
+  Vector<T, 4> values = rounded_sums<T>(args, output, present, sums_of(false));
+  if constexpr (kGated) {
+    const Vector<T, 4> up = rounded_sums<T>(args, args.n + output, present, sums_of(true));
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) values.at[i] = gated_element(args.activation, values.at[i], up.at[i]);
+  }
   if (args.n % 4 == 0) {
-    store<4>(out, rounded);
+    store<4>(out, values);
     return;
   }
 #pragma unroll
   for (int32_t i = 0; i < 4; ++i) {
-    if (output + i < args.n) out[i] = rounded.at[i];
+    if (i < present) out[i] = values.at[i];
   }
 }
 
-// A block computes `kOutputs` outputs of all rows, for one part of the inputs. The parts depend on the matrix's shape
-// alone. Sums are in f32, in the order of the inputs.
-template <typename T, int32_t kRows, int32_t kOutputs>
+// Vectors of four partial sums of `n` outputs of a row: whole ones, and with gates those of the gates first.
+CANDLEPOWER_HD int32_t sum_vectors(int32_t n, bool is_gated) { return (n + 3) / 4 * (is_gated ? 2 : 1); }
+
+// A block computes `kOutputs` sums of all rows, for one part of the inputs. The parts depend on the matrix's shape
+// alone. Sums are in f32, in the order of the inputs. With gates, an output has two sums, and a block computes both.
+template <typename T, int32_t kRows, int32_t kOutputs, bool kGated>
 __global__ void __launch_bounds__(kProductThreads) rows_product_kernel(RowsProductArgs args) {
   using Shape = ProductShape<kRows, kOutputs>;
+  constexpr int32_t kOwnOutputs = kGated ? kOutputs / 2 : kOutputs;
   extern __shared__ uint4 stages[];
   const int32_t warp = threadIdx.x / kWarp;
   const int32_t lane = threadIdx.x % kWarp;
   const int32_t first_row = static_cast<int32_t>(blockIdx.x) * kRows;
   const int32_t own_rows = args.rows - first_row < kRows ? args.rows - first_row : kRows;
-  const int32_t first_output = static_cast<int32_t>(blockIdx.y) * kOutputs;
+  const int32_t first_output = static_cast<int32_t>(blockIdx.y) * kOwnOutputs;
   const Range run = split_range(args.k, kStageInputs, blockIdx.z, gridDim.z);
   const int32_t steps = (run.end - run.begin + kStageInputs - 1) / kStageInputs;
 
@@ -112,8 +135,13 @@ __global__ void __launch_bounds__(kProductThreads) rows_product_kernel(RowsProdu
   const T* weights = static_cast<const T*>(args.weight) + static_cast<int64_t>(first_output) * args.k;
   const auto copy_weights = [&](int32_t step, int32_t stage) {
     if (step >= steps) return;
-    copy_rows(weights, args.n - first_output, step, copy_to + stage * Shape::kStageBytes,
-              std::integral_constant<int32_t, kOutputs>{});
+    const std::integral_constant<int32_t, kOwnOutputs> count;
+    const uint32_t to = copy_to + stage * Shape::kStageBytes;
+    copy_rows(weights, args.n - first_output, step, to, count);
+    if constexpr (kGated) {
+      const T* up = weights + static_cast<int64_t>(args.n) * args.k;
+      copy_rows(up, args.n - first_output, step, to + kOwnOutputs * Shape::kLineBytes, count);
+    }
   };
   const T* x = static_cast<const T*>(args.x) + static_cast<int64_t>(first_row) * args.k;
   const auto copy_x = [&](int32_t step, int32_t stage) {
@@ -205,43 +233,53 @@ __global__ void __launch_bounds__(kProductThreads) rows_product_kernel(RowsProdu
     }
   }
   __syncthreads();
-  constexpr int32_t kVectors = kOutputs / 4;
+  constexpr int32_t kVectors = kOwnOutputs / 4;
   for (int32_t i = threadIdx.x; i < own_rows * kVectors; i += kProductThreads) {
     const int32_t row = first_row + i / kVectors;
     const int32_t output = first_output + i % kVectors * 4;
     if (output >= args.n) continue;
-    const auto of_outputs = *reinterpret_cast<const float4*>(shared_sums + i / kVectors * Shape::kSumStride + i % kVectors * 4);
+    const float* of_outputs = shared_sums + i / kVectors * Shape::kSumStride + i % kVectors * 4;
+    const auto sums_of = [&](bool up) {
+      return *reinterpret_cast<const float4*>(of_outputs + (up ? kOwnOutputs : 0));
+    };
     if (gridDim.z == 1) {
-      store_outputs<T>(args, row, output, of_outputs);
+      store_outputs<T, kGated>(args, row, output, sums_of);
       continue;
     }
-    // Rows of partial sums are padded to whole vectors.
-    const int64_t vectors = (args.n + 3) / 4;
+    const int64_t vectors = sum_vectors(args.n, kGated);
     const int64_t at = (static_cast<int64_t>(blockIdx.z) * args.rows + row) * vectors + output / 4;
-    reinterpret_cast<float4*>(args.partial)[at] = of_outputs;
+    auto* partial = reinterpret_cast<float4*>(args.partial) + at;
+    partial[0] = sums_of(false);
+    if constexpr (kGated) partial[vectors / 2] = sums_of(true);
   }
 }
 
 constexpr int32_t kSumThreads = 128;
 
-// Adds the partial sums of `parts` parts, in the order of the inputs. A thread computes four outputs of a row.
-template <typename T>
+// Adds the partial sums of all parts, in the order of the inputs. A thread computes four outputs of a row.
+template <typename T, bool kGated>
 __global__ void __launch_bounds__(kSumThreads) sum_parts_kernel(RowsProductArgs args) {
   wait_for_inputs();
   let_next_start();
-  const int32_t vectors = (args.n + 3) / 4;
-  const int64_t items = static_cast<int64_t>(args.rows) * vectors;
+  const int32_t of_outputs = sum_vectors(args.n, false);
+  const int32_t of_row = sum_vectors(args.n, kGated);
   const int64_t item = static_cast<int64_t>(blockIdx.x) * kSumThreads + threadIdx.x;
-  if (item >= items) return;
-  const auto* partial = reinterpret_cast<const float4*>(args.partial) + item;
-  const auto parts = static_cast<int32_t>(args.partial_bytes / (items * 16));
-  float4 sum = partial[0];
+  if (item >= static_cast<int64_t>(args.rows) * of_outputs) return;
+  const auto row = static_cast<int32_t>(item / of_outputs);
+  const auto vector = static_cast<int32_t>(item % of_outputs);
+  const int64_t of_part = static_cast<int64_t>(args.rows) * of_row;
+  const auto parts = static_cast<int32_t>(args.partial_bytes / (of_part * 16));
+  const auto* partial = reinterpret_cast<const float4*>(args.partial) + static_cast<int64_t>(row) * of_row + vector;
+  store_outputs<T, kGated>(args, row, vector * 4, [&](bool up) {
+    const float4* from = partial + (up ? of_outputs : 0);
+    float4 sum = from[0];
 #pragma unroll 4
-  for (int32_t part = 1; part < parts; ++part) {
-    const float4 next = partial[part * items];
-    sum = {sum.x + next.x, sum.y + next.y, sum.z + next.z, sum.w + next.w};
-  }
-  store_outputs<T>(args, static_cast<int32_t>(item / vectors), static_cast<int32_t>(item % vectors) * 4, sum);
+    for (int32_t part = 1; part < parts; ++part) {
+      const float4 next = from[part * of_part];
+      sum = {sum.x + next.x, sum.y + next.y, sum.z + next.z, sum.w + next.w};
+    }
+    return sum;
+  });
 }
 
 // The sums of more parts would take longer than the parts save.
@@ -257,34 +295,43 @@ int32_t parts_of(int32_t n, int32_t k) {
   return static_cast<int32_t>(tiles_of(steps, each));
 }
 
-template <typename T, int32_t kRows, int32_t kOutputs>
+template <typename T, bool kGated, int32_t kRows, int32_t kOutputs>
 void launch_tiles(const RowsProductArgs& args, int32_t parts, cudaStream_t stream) {
   using Shape = ProductShape<kRows, kOutputs>;
-  const auto kernel = rows_product_kernel<T, kRows, kOutputs>;
+  const auto kernel = rows_product_kernel<T, kRows, kOutputs, kGated>;
   // The result is ignored because the launch fails with the same error.
   (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes);
   // Blocks with the same outputs start one after the other, so that they read the matrix at about the same time.
-  const dim3 blocks(tiles_of(args.rows, kRows), tiles_of(args.n, kOutputs), parts);
+  const dim3 blocks(tiles_of(args.rows, kRows), tiles_of(args.n, kGated ? kOutputs / 2 : kOutputs), parts);
   launch_early(kernel, blocks, kProductThreads, stream, args, Shape::kBytes);
 }
 
 // The number of outputs of a block changes no result.
-template <typename T, int32_t kRows>
+template <typename T, bool kGated, int32_t kRows>
 void launch_outputs(const RowsProductArgs& args, int32_t parts, cudaStream_t stream) {
   if constexpr (kRows > 16) {
-    const auto blocks = static_cast<int32_t>(tiles_of(args.n, kPartOutputs)) * parts;
-    if (blocks >= kEnoughBlocks) return launch_tiles<T, kRows, kPartOutputs>(args, parts, stream);
+    const auto blocks = static_cast<int32_t>(tiles_of(kGated ? 2 * args.n : args.n, kPartOutputs)) * parts;
+    if (blocks >= kEnoughBlocks) return launch_tiles<T, kGated, kRows, kPartOutputs>(args, parts, stream);
   }
-  launch_tiles<T, kRows, kFewOutputs>(args, parts, stream);
+  launch_tiles<T, kGated, kRows, kFewOutputs>(args, parts, stream);
 }
 
 // Calls the instance with the fewest rows that suffice.
-template <typename T, int32_t kRows = 8>
+template <typename T, bool kGated, int32_t kRows = 8>
 void launch_product(const RowsProductArgs& args, int32_t parts, cudaStream_t stream) {
   if constexpr (kRows < kMaxRows) {
-    if (args.rows > kRows) return launch_product<T, kRows * 2>(args, parts, stream);
+    if (args.rows > kRows) return launch_product<T, kGated, kRows * 2>(args, parts, stream);
   }
-  launch_outputs<T, kRows>(args, parts, stream);
+  launch_outputs<T, kGated, kRows>(args, parts, stream);
+}
+
+// Multiplies the rows of one launch, and adds the sums of parts.
+template <typename T, bool kGated>
+void launch_parts(const RowsProductArgs& args, int32_t parts, cudaStream_t stream) {
+  launch_product<T, kGated>(args, parts, stream);
+  if (parts == 1) return;
+  const auto items = static_cast<uint32_t>(args.rows) * sum_vectors(args.n, false);
+  launch_early(sum_parts_kernel<T, kGated>, tiles_of(items, kSumThreads), kSumThreads, stream, args);
 }
 
 // Rows of one launch. The rows of x and a part of the matrix stay in the L2 cache while its blocks run.
@@ -304,8 +351,10 @@ using namespace candlepower;
 
 extern "C" int32_t candlepower_rows_product(const RowsProductArgs* args, cudaStream_t stream) {
   if (args->rows < 1 || args->n < 1 || args->k < 8 || args->k % 8 != 0) return cudaErrorInvalidValue;
-  const int32_t parts = parts_of(args->n, args->k);
-  const int64_t row_bytes = parts > 1 ? static_cast<int64_t>(parts) * ((args->n + 3) / 4) * 16 : 0;
+  const bool is_gated = args->activation != kNoGates;
+  if (is_gated && !is_activation(args->activation)) return cudaErrorInvalidValue;
+  const int32_t parts = parts_of(is_gated ? 2 * args->n : args->n, args->k);
+  const int64_t row_bytes = parts > 1 ? static_cast<int64_t>(parts) * sum_vectors(args->n, is_gated) * 16 : 0;
   const int32_t at_once = launch_rows(*args, row_bytes);
   if (at_once < 1) return cudaErrorInvalidValue;
   return with_half_type(args->dtype, [&](auto zero) {
@@ -316,11 +365,7 @@ extern "C" int32_t candlepower_rows_product(const RowsProductArgs* args, cudaStr
       own.out = static_cast<T*>(args->out) + static_cast<int64_t>(first) * args->n;
       own.rows = args->rows - first < at_once ? args->rows - first : at_once;
       own.partial_bytes = row_bytes * own.rows;
-      launch_product<T>(own, parts, stream);
-      if (parts > 1) {
-        const auto items = static_cast<uint32_t>(own.rows) * tiles_of(own.n, 4);
-        launch_early(sum_parts_kernel<T>, tiles_of(items, kSumThreads), kSumThreads, stream, own);
-      }
+      is_gated ? launch_parts<T, true>(own, parts, stream) : launch_parts<T, false>(own, parts, stream);
     }
   });
 }

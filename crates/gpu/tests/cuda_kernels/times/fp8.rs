@@ -74,7 +74,7 @@ fn weight(n: usize, k: usize) -> Result<Weight> {
 fn before_products(times: &Times<'_>) -> Result<()> {
     let (hidden, inner) = (times.size(HIDDEN), times.size(14336));
     let weight = times.noise(&[hidden])?;
-    let norm = RmsNorm { weight: &weight, form: NormWeight::Plain, eps: 1e-5 };
+    let norm = RmsNorm { weight: &weight, form: NormWeight::Plain, eps: 1e-5, next: None };
     let device = times.gpu.device();
     for rows in [1, 64, 256, 8192].map(|rows| times.size(rows)) {
         let in_fp8 = |width: usize| -> Result<Fp8Rows> {
@@ -99,7 +99,7 @@ fn before_products(times: &Times<'_>) -> Result<()> {
         let (gate_up, out) = (times.noise(&[rows, 2 * inner])?, in_fp8(inner)?);
         let what = format!("silu_mul in FP8 [{rows}, {inner}]");
         times.row(&what, (rows * inner * 5, 0), |_| {
-            cuda::gated_activation(&gate_up, Activation::Silu, &out)
+            cuda::gated_activation(&gate_up, Activation::Silu, None, &out)
         })?;
     }
     Ok(())
