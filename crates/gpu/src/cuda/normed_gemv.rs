@@ -7,10 +7,11 @@ use candle_core::Tensor;
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::{Error, Result};
 
-/// Computes `sum = (residual + x) * scale` and `out = rms_norm(sum) @ w^T + bias`, for one or two rows of at most 2,048 inputs:
-/// `x`, `residual` and `sum` `[rows, k]`, `w` `[n, k]`, `bias` `[n]`, `out` `[rows, n]`, all bf16 or f16; or half as many outputs
-/// with gates. `sum` must not overlap the residual. The bits are those of [`add_rms_norm`](super::add_rms_norm) and
-/// [`gemv_as`](super::gemv_as).
+/// Computes `sum = (residual + x) * scale` and `out = rms_norm(sum) @ w^T + bias`, for one or two rows of at most 2,048 inputs.
+///
+/// Shapes are `[rows, k]` for `x`, `residual` and `sum`, `[n, k]` for `w`, `[n]` for `bias`, and `[rows, n]` for `out`. With gates,
+/// `out` is `[rows, n / 2]`. All are bf16 or f16. `sum` must not overlap the residual. The bits are those of
+/// [`add_rms_norm`](super::add_rms_norm) and [`gemv_as`](super::gemv_as).
 ///
 /// # Errors
 /// Same as [`gemv_as`](super::gemv_as) and [`add_rms_norm`](super::add_rms_norm); or a row has more than 2,048 inputs.
