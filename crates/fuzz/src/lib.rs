@@ -102,3 +102,27 @@ impl Target {
         report
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The message of the panic that ends three rounds, which start with seed 5.
+    fn end_of_rounds(open: fn() -> Round) -> Option<String> {
+        let target = Target { name: "sample", open };
+        let watch = Watch::new(|_| ());
+        let rounds = AssertUnwindSafe(|| target.rounds(5, Budget::Rounds(3), &watch));
+        let payload = catch_unwind(rounds).err()?;
+        let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        text.or_else(|| payload.downcast_ref::<String>().cloned())
+    }
+
+    #[test]
+    fn panics_and_errors_of_several_lines_end_the_rounds() {
+        assert_eq!(end_of_rounds(|| Box::new(|_| Verdict::Accepted)), None);
+        assert_eq!(end_of_rounds(|| Box::new(|_| Verdict::Refused("why".to_owned()))), None);
+        assert_eq!(end_of_rounds(|| Box::new(|_| panic!("broken"))).unwrap(), "broken");
+        let end = end_of_rounds(|| Box::new(|_| Verdict::Refused("a\nb".to_owned())));
+        assert!(end.unwrap().contains("sample: seed 5 is refused with a\nb"));
+    }
+}

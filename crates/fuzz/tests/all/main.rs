@@ -1,8 +1,10 @@
 //! Runs some rounds of each target, the same ones in every run.
 
 use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 
-use candlepower_fuzz::{Budget, TARGETS, run};
+use candlepower_fuzz::{Budget, ROUNDS_COMMAND, TARGETS, run};
 
 /// Runs a target, and checks that some of its inputs are accepted and some refused.
 fn check(name: &str, rounds: u64) {
@@ -89,4 +91,27 @@ fn deployments() {
 #[test]
 fn settings() {
     check("settings", 800);
+}
+
+#[test]
+fn a_time_limit_ends_the_rounds() {
+    let target = TARGETS.iter().find(|target| target.name == "config").unwrap();
+    let program = Path::new(env!("CARGO_BIN_EXE_candlepower-fuzz"));
+    let report = run(target, program, 0, Budget::Time(Duration::from_millis(200))).unwrap();
+    assert!(report.accepted + report.refused > 0);
+}
+
+#[test]
+fn a_child_without_a_report_has_failed() {
+    let failure =
+        |program: &str| run(&TARGETS[0], Path::new(program), 0, Budget::Rounds(1)).unwrap_err();
+    let name = TARGETS[0].name;
+    // `echo` writes its arguments, which are read as seeds.
+    assert!(failure("/bin/echo").starts_with(&format!("{name}: seed ")));
+    assert!(failure("/bin/false").starts_with(&format!("{name}: before its first round: ")));
+    assert!(failure("/no/such/program").starts_with("/no/such/program: "));
+
+    let mut child = Command::new(env!("CARGO_BIN_EXE_candlepower-fuzz"));
+    let status = child.args([ROUNDS_COMMAND, "nothing", "0", "rounds", "1"]).status().unwrap();
+    assert_eq!(status.code(), Some(1), "an unknown target");
 }
