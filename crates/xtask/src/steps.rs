@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 /// Limit of the lines that the end of the output repeats of one error.
-const LINES_OF_ERROR: usize = 10;
+const LINES_OF_ERROR: usize = 60;
 
 /// The steps so far, and the folder that they run in.
 pub(crate) struct Steps {
@@ -213,9 +213,10 @@ mod tests {
     #[test]
     fn a_long_error_is_repeated_in_part() {
         assert_eq!(shortened("a\nb"), "a\nb");
-        let long = (1..=12).map(|line| line.to_string()).collect::<Vec<_>>().join("\n");
-        let short = shortened(&long);
-        assert!(short.ends_with("10\n.. and 2 more lines above"), "{short}");
+        let lines: Vec<_> = (1..=LINES_OF_ERROR + 2).map(|line| line.to_string()).collect();
+        let short = shortened(&lines.join("\n"));
+        let wanted = format!("\n{LINES_OF_ERROR}\n.. and 2 more lines above");
+        assert!(short.ends_with(&wanted), "{short}");
     }
 
     #[test]

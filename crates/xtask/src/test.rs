@@ -26,6 +26,12 @@ const PLAYGROUND_PACKAGE: &str = "tests/playground";
 /// All backends of deployments, since the tests deploy with each.
 pub(crate) const FEATURES: [&str; 2] = ["--features", "candlepower/full"];
 
+/// Most lines of what one failed test wrote that the end of the output repeats.
+const LINES_OF_REASON: usize = 40;
+
+/// Most characters of such a line.
+const CHARACTERS_OF_REASON: usize = 400;
+
 pub(crate) fn run_steps(steps: &mut Steps) {
     steps.run("build", build);
     steps.run("inlined", inlined::check);
@@ -157,12 +163,31 @@ pub(crate) struct Totals {
     failed: usize,
     ignored: usize,
     failed_tests: Vec<String>,
+    /// Lines that failed tests have written, without their backtraces.
+    reasons: Vec<String>,
+    /// How many more of these lines are kept; zero outside such a text.
+    room: usize,
+    is_backtrace: bool,
 }
 
 impl Totals {
-    /// Counts one line of the runner's output, if it is a result.
+    /// Counts one line of the runner's output, if it is a result, and keeps the beginning of what a failed test wrote.
     pub(crate) fn add(&mut self, line: &str) {
-        if let Some(counts) = line.strip_prefix("test result: ") {
+        if line.starts_with("---- ") && line.ends_with(" stdout ----") {
+            (self.room, self.is_backtrace) = (LINES_OF_REASON, false);
+        } else if line == "failures:" {
+            self.room = 0;
+        }
+        if self.room > 0 {
+            self.is_backtrace = match self.is_backtrace {
+                true => !line.is_empty() && !line.starts_with("note: "),
+                false => line == "stack backtrace:",
+            };
+            if !self.is_backtrace && !line.is_empty() {
+                self.room -= 1;
+                self.reasons.push(line.chars().take(CHARACTERS_OF_REASON).collect());
+            }
+        } else if let Some(counts) = line.strip_prefix("test result: ") {
             self.passed += count(counts, "passed");
             self.failed += count(counts, "failed");
             self.ignored += count(counts, "ignored");
@@ -180,7 +205,7 @@ impl std::fmt::Display for Totals {
         if !self.failed_tests.is_empty() {
             write!(f, ": {}", self.failed_tests.join(", "))?;
         }
-        Ok(())
+        self.reasons.iter().try_for_each(|line| write!(f, "\n{line}"))
     }
 }
 
@@ -216,5 +241,41 @@ mod tests {
         totals.add("test result: unknown");
         totals.add("passed; 3 failed");
         assert_eq!(totals, Totals::default());
+    }
+
+    #[test]
+    fn the_words_of_failed_tests_are_kept_without_backtraces() {
+        let mut totals = Totals::default();
+        for line in [
+            "test a::b ... FAILED",
+            "failures:",
+            "---- a::b stdout ----",
+            "",
+            "thread 'a::b' (7) panicked at a.rs:1:1:",
+            "assertion failed",
+            "stack backtrace:",
+            "   0: std::panicking",
+            "note: Some details are omitted",
+            "",
+            "failures:",
+            "    a::b",
+            "test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured",
+        ] {
+            totals.add(line);
+        }
+        let wanted = "0 passed, 1 failed, 0 ignored: a::b\n---- a::b stdout ----\nthread 'a::b' (7) panicked at a.rs:1:1:\n\
+                      assertion failed\nnote: Some details are omitted";
+        assert_eq!(totals.to_string(), wanted);
+    }
+
+    #[test]
+    fn a_long_text_of_a_failed_test_is_cut() {
+        let mut totals = Totals::default();
+        totals.add("---- a::b stdout ----");
+        for _ in 0..1000 {
+            totals.add(&"x".repeat(5000));
+        }
+        assert_eq!(totals.reasons.len(), LINES_OF_REASON);
+        assert!(totals.reasons.iter().all(|line| line.len() <= CHARACTERS_OF_REASON));
     }
 }
