@@ -21,6 +21,9 @@ pub(crate) const TESTS: [&str; 6] =
 pub(crate) const FEATURES: &str =
     "--workspace --locked --features candlepower/full,candlepower/cuda";
 
+/// Compute capabilities of the kernels, as `CUDA_COMPUTE_CAP` names them. The last one is that of CI, whose build is then left behind.
+const CAPABILITIES: [&str; 6] = ["80", "86", "89", "100", "120", "90"];
+
 /// Parts of names of libraries that the binary must not link.
 const CUDA_LIBRARIES: [&str; 4] = ["libcu", "libnv", "libnccl", "not found"];
 
@@ -81,6 +84,22 @@ fn build(shell: &Shell) -> Result<String> {
     Ok(format!("{:.1} MB", bytes as f64 / 1e6))
 }
 
+/// Builds the binary for each compute capability, and starts each one without a GPU. Returns their sizes.
+pub(crate) fn all_capabilities(shell: &Shell) -> Result<String> {
+    let mut facts = Vec::new();
+    for capability in CAPABILITIES {
+        println!("compute capability {capability}");
+        let arguments = format!("build {FEATURES} --bin candlepower");
+        let mut cargo = with_toolkit(shell, &shell.cargo(&arguments));
+        run(cargo.env("CUDA_COMPUTE_CAP", capability))?;
+        needs_no_cuda(shell).with_context(|| format!("compute capability {capability}"))?;
+        run(Command::new(binary(shell)).arg("--version"))?;
+        let bytes = std::fs::metadata(binary(shell)).context("no binary was built")?.len();
+        facts.push(format!("{capability}: {:.1} MB", bytes as f64 / 1e6));
+    }
+    Ok(facts.join(", "))
+}
+
 /// Checks that the binary starts on a machine without CUDA. It loads CUDA's libraries at run time.
 fn needs_no_cuda(shell: &Shell) -> Result<String> {
     let libraries = output(shell.command("ldd").arg(binary(shell)))?;
@@ -122,6 +141,19 @@ pub(crate) fn with_toolkit(shell: &Shell, command: &Command) -> Command {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_capabilities_of_the_kernels_are_built() {
+        let build = std::fs::read_to_string(crate::workspace_root().join("crates/gpu/build.rs"));
+        let build = build.unwrap();
+        let (_, list) = build.split_once("const CAPABILITIES").unwrap();
+        let (list, _) = list.split_once("];").unwrap();
+        let mut known: Vec<_> = list.split('(').filter_map(|one| one.split('"').nth(1)).collect();
+        let mut built = CAPABILITIES;
+        known.sort_unstable();
+        built.sort_unstable();
+        assert_eq!(known, built);
+    }
 
     #[test]
     fn libraries_of_cuda_and_missing_ones_are_found() {

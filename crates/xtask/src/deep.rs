@@ -11,7 +11,7 @@ use crate::steps::Steps;
 use crate::watched::{self, Passed};
 use crate::{agents, cuda, soak, test};
 
-const PARTS: [Part; 6] = [
+const PARTS: [Part; 7] = [
     Part {
         name: "races",
         covers: "all comparisons of kernels on the emulated GPU, with race detection in every kernel; then writes the digests by which CI finds changed kernels",
@@ -38,6 +38,11 @@ const PARTS: [Part; 6] = [
         work: Work::Soak { minutes: 10 },
     },
     Part {
+        name: "capabilities",
+        covers: "the CUDA build for every compute capability, with the kernel for Hopper on 9.0, each linked and started without a GPU",
+        work: Work::Capabilities,
+    },
+    Part {
         name: "agents",
         covers: "coding agents from npm complete a turn without a network; tools of MCP servers from npm in all tool formats; hundreds of forced calls for each format",
         work: Work::Agents,
@@ -60,6 +65,7 @@ enum Work {
     Soak {
         minutes: u32,
     },
+    Capabilities,
     Agents,
 }
 
@@ -104,7 +110,7 @@ fn report(outcomes: &[Outcome; PARTS.len()]) -> String {
         };
         let took =
             outcome.map_or(String::new(), |(_, took)| format!("{:.0} s", took.as_secs_f64()));
-        format!("{word:<7} {:<8} {took:>7}  {}\n", part.name, part.covers)
+        format!("{word:<7} {:<12} {took:>7}  {}\n", part.name, part.covers)
     };
     PARTS.iter().zip(outcomes).map(line).collect()
 }
@@ -119,6 +125,10 @@ impl Part {
             }
             Work::Soak { minutes } => {
                 steps.succeeds(self.name, |shell| soak::soak(shell, &[minutes.to_string()]))
+            }
+            Work::Capabilities => {
+                steps.succeeds("toolkit", cuda::toolkit)
+                    && steps.succeeds(self.name, cuda::all_capabilities)
             }
             Work::Agents => steps.succeeds(self.name, agents::all),
         }
@@ -149,7 +159,11 @@ impl Part {
 pub(crate) fn emulated_tests() -> impl Iterator<Item = &'static Tests> {
     PARTS.iter().flat_map(|part| match part.work {
         Work::Emulated(tests) => tests,
-        Work::RealModel | Work::Fuzz { .. } | Work::Soak { .. } | Work::Agents => &[],
+        Work::RealModel
+        | Work::Fuzz { .. }
+        | Work::Soak { .. }
+        | Work::Capabilities
+        | Work::Agents => &[],
     })
 }
 
@@ -163,8 +177,8 @@ mod tests {
 
     #[test]
     fn parts_are_chosen_by_name_and_all_without_one() {
-        assert_eq!(choose(&[]).unwrap(), [true; 6]);
-        let chosen = [true, false, false, true, false, false];
+        assert_eq!(choose(&[]).unwrap(), [true; 7]);
+        let chosen = [true, false, false, true, false, false, false];
         assert_eq!(choose(&names(&["fuzz", "races"])).unwrap(), chosen);
         let error = choose(&names(&["races", "golden"])).unwrap_err().to_string();
         assert!(error.starts_with("`golden` is not a part"), "{error}");
@@ -176,6 +190,7 @@ mod tests {
         let outcomes = [
             Some((true, Duration::from_secs(90))),
             Some((false, Duration::ZERO)),
+            None,
             None,
             None,
             None,
