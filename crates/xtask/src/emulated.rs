@@ -21,7 +21,7 @@ pub(crate) const EMULATOR: &str = "crates/gpu/tests/emulator";
 const TESTS: [Tests; 6] =
     [EXPERTS_AND_PACKED, OTHER_KERNELS, SOME_TOKENS, SAME_BITS, FP8_CACHE, SERVER];
 
-/// The goldens in CI: 24 tokens of each prompt, because all of them take more than ten minutes of a core. On a real GPU, and in
+/// The goldens in CI: 24 tokens of each prompt, 40 of quantized models, because all of them take long. On a real GPU, and in
 /// `cargo xtask deep goldens`, all are compared.
 const SOME_TOKENS: Tests = Tests {
     env: &[("CANDLEPOWER_TEST_TOKENS", "24"), ("CANDLEPOWER_TEST_DTYPE", "bf16")],

@@ -11,7 +11,7 @@ use crate::operands::{Fp8Rows, HeadPadding, Matrix, RowsOut};
 
 /// Sets `out` to the rows of `x`, `[rows, k]`, rounded to FP8 by `rounding` and then to the element type. Both are bf16 or
 /// f16, and may be the same tensor. With `padding` the rows are padded heads: groups of inputs are counted without the
-/// padding, which keeps its content in `out`.
+/// padding, and the padding becomes zero.
 ///
 /// The reference implementation is [`Fp8Rounding::round_rows`].
 ///
@@ -32,7 +32,7 @@ pub fn round_activations(
     reference.write(("out", out), "[rows, k]", &[rows, k], &values)
 }
 
-/// Rounds rows of `k` values, whose padding between heads stays.
+/// Rounds rows of `k` values, whose padding between heads becomes zero.
 pub(super) fn round_padded(
     values: &mut [f32],
     k: usize,
@@ -48,6 +48,7 @@ pub(super) fn round_padded(
         rounding.round_rows(&mut own, width);
         for (head, own) in row.chunks_mut(padded).zip(own.chunks(len)) {
             head[..len].copy_from_slice(own);
+            head[len..].fill(0.0);
         }
     }
 }
@@ -218,12 +219,12 @@ mod tests {
         // Heads of three elements, of which the padding is not looked at: groups are 1 2 3 40 and 50 60.
         let padded = [1.0, 2.0, 3.0, 7e4, 40.0, 50.0, 60.0, 7e4];
         let x = Tensor::new(&[padded], &Device::Cpu).unwrap().to_dtype(DType::F32).unwrap();
-        let out = Tensor::zeros((1, 8), DType::F32, &Device::Cpu).unwrap();
+        let out = Tensor::ones((1, 8), DType::F32, &Device::Cpu).unwrap();
         round_activations(&x, &rounding, padding, &out).unwrap();
         let found: Vec<f32> = out.flatten_all().unwrap().to_vec1().unwrap();
         let mut own = [1.0, 2.0, 3.0, 40.0, 50.0, 60.0];
         rounding.round_rows(&mut own, 6);
-        assert_eq!([&found[..3], &found[4..7]].concat(), own);
+        assert_eq!(found, [&own[..3], &[0.0], &own[3..], &[0.0]].concat());
     }
 
     #[test]

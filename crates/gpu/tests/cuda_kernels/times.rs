@@ -14,8 +14,9 @@ use candle_core::{DType, Tensor};
 use candlepower_gpu::cuda::{self, Cublas, DecodeKernel};
 use candlepower_gpu::{
     self as gpu, AttentionSpec, AttentionStep, ExpertMatrices, Graph, LaunchShape, Matrix,
-    NormWeight, PackedMatrix, PagedCache, PlanCapacity, PrefillKernel, RmsNorm, Routing,
-    SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, StatePool, StateTables, Uploads,
+    NormWeight, PackedMatrix, PagedCache, PagedLayer, PlanCapacity, PrefillKernel, RmsNorm,
+    Routing, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, StatePool, StateTables,
+    Uploads,
 };
 use candlepower_kernels::{
     Activation, Error, Gating, KvCacheConfig, LinearAttention, LinearAttentionDims, Offsets,
@@ -42,10 +43,21 @@ const HEADS: [usize; 3] = [32, 8, 128];
 /// The widest heads that attention is compiled for.
 const WIDE_HEADS: [usize; 3] = [32, 4, 512];
 
+/// A kernel of attention to measure.
+#[derive(Clone, Copy, Debug)]
+enum Attention {
+    /// FlashInfer's kernel for decodes, and one for prompts.
+    FlashInfer(DecodeKernel, PrefillKernel),
+    /// Our own kernel for decodes over an FP8 cache.
+    OwnFp8,
+    /// The kernel of `--deterministic`, in a fixed order.
+    Ordered,
+}
+
 /// A group of measurements.
 type Part = fn(&Times<'_>) -> Result<()>;
 
-const PARTS: [(&str, Part); 14] = [
+const PARTS: [(&str, Part); 15] = [
     ("uploads", uploads),
     ("products", products),
     ("fusions", fusions::fusions),
@@ -55,6 +67,7 @@ const PARTS: [(&str, Part); 14] = [
     ("decode", decode),
     ("prefill", prefill),
     ("prefill_hopper", prefill_hopper),
+    ("ordered", ordered),
     ("wide", wide),
     ("linear_attention", linear_attentions),
     ("rows", rows),
@@ -328,8 +341,8 @@ fn decode(times: &Times<'_>) -> Result<()> {
         let seqs = vec![(1, times.size(context)); if times.small { 2 } else { seqs }];
         for cache_dtype in [DType::BF16, DType::F8E4M3] {
             for kernel in [DecodeKernel::CudaCores, DecodeKernel::TensorCores] {
-                let kernels = (Some(kernel), PrefillKernel::Fa2);
-                attend(times, HEADS, &seqs, cache_dtype, kernels)?;
+                let kernel = Attention::FlashInfer(kernel, PrefillKernel::Fa2);
+                attend(times, HEADS, &seqs, cache_dtype, kernel)?;
             }
         }
     }
@@ -338,14 +351,22 @@ fn decode(times: &Times<'_>) -> Result<()> {
 
 /// Decodes over an FP8 cache by our own kernel and by FlashInfer's, and those over a bf16 cache.
 fn fp8_decode(times: &Times<'_>) -> Result<()> {
-    let tensor_cores = Some(DecodeKernel::TensorCores);
+    let flash_infer = Attention::FlashInfer(DecodeKernel::TensorCores, PrefillKernel::Fa2);
     for (seqs, context) in [(1, 1000), (64, 1000), (256, 1000), (8, 8192)] {
         let seqs = vec![(1, times.size(context)); if times.small { 2 } else { seqs }];
-        for (cache_dtype, kernel) in
-            [(DType::F8E4M3, None), (DType::F8E4M3, tensor_cores), (DType::BF16, tensor_cores)]
-        {
-            attend(times, HEADS, &seqs, cache_dtype, (kernel, PrefillKernel::Fa2))?;
-        }
+        attend(times, HEADS, &seqs, DType::F8E4M3, Attention::OwnFp8)?;
+        attend(times, HEADS, &seqs, DType::F8E4M3, flash_infer)?;
+        attend(times, HEADS, &seqs, DType::BF16, flash_infer)?;
+    }
+    Ok(())
+}
+
+/// Decodes and prompts in a fixed order. `decode` and `prefill` have the same shapes without it.
+fn ordered(times: &Times<'_>) -> Result<()> {
+    let shapes = [(1, 1, 1000), (64, 1, 1000), (1, 1, 8000), (1, 8192, 8192)];
+    for (seqs, queries, context) in shapes.into_iter().filter(|(.., context)| times.has(*context)) {
+        let seqs = vec![(times.size(queries), times.size(context)); times.size(seqs)];
+        attend(times, HEADS, &seqs, DType::BF16, Attention::Ordered)?;
     }
     Ok(())
 }
@@ -376,7 +397,8 @@ fn prompts(times: &Times<'_>, kernel: PrefillKernel) -> Result<()> {
     {
         let seq = (times.size(queries), times.size(context));
         let seqs = vec![seq; if times.small { 1 } else { seqs }];
-        attend(times, HEADS, &seqs, DType::BF16, (Some(DecodeKernel::TensorCores), kernel))?;
+        let kernel = Attention::FlashInfer(DecodeKernel::TensorCores, kernel);
+        attend(times, HEADS, &seqs, DType::BF16, kernel)?;
     }
     Ok(())
 }
@@ -387,20 +409,20 @@ fn wide(times: &Times<'_>) -> Result<()> {
         for (seqs, queries, context) in [(1, 1, 8000), (64, 1, 1000), (1, 2048, 2048)] {
             let seq = (times.size(queries), times.size(context));
             let seqs = vec![seq; times.size(seqs)];
-            let kernels = (Some(DecodeKernel::CudaCores), PrefillKernel::Fa2);
-            attend(times, WIDE_HEADS, &seqs, cache_dtype, kernels)?;
+            let kernel = Attention::FlashInfer(DecodeKernel::CudaCores, PrefillKernel::Fa2);
+            attend(times, WIDE_HEADS, &seqs, cache_dtype, kernel)?;
         }
     }
     Ok(())
 }
 
-/// Attention of one layer. Without a `decode_kernel`, our own kernel for an FP8 cache computes decodes.
+/// Attention of one layer.
 fn attend(
     times: &Times<'_>,
     [heads, num_kv_heads, head_dim]: [usize; 3],
     seqs: &[(usize, usize)],
     cache_dtype: DType,
-    (decode_kernel, prefill_kernel): (Option<DecodeKernel>, PrefillKernel),
+    kernel: Attention,
 ) -> Result<()> {
     let block_size = 16;
     let (queries, context) = seqs[0];
@@ -425,30 +447,39 @@ fn attend(
         partials_bytes: 128 << 20,
         sink_tokens: 0,
     };
-    let plan = cuda::AttentionPlan::new(times.gpu.device(), spec, &config, capacity)?;
-    let mut plan = match decode_kernel {
-        Some(kernel) => plan.with_decode_kernel(kernel),
-        None => plan.with_fp8_decode()?,
-    };
-    if prefill_kernel == PrefillKernel::Hopper {
-        plan = plan.with_hopper_for_all_prompts()?;
-    }
     let meta = attention::metadata(&mut Random(10), &config, seqs);
     let launch = if queries == 1 { LaunchShape::Fixed } else { LaunchShape::Fitted };
-    plan.prepare(&AttentionStep { meta: &meta, tokens, launch })?;
+    let step = AttentionStep { meta: &meta, tokens, launch };
     let params = PagedAttention { scale: 0.09, window: None, softcap: None };
-    let kernel = match queries {
-        1 => decode_kernel.map_or("own".to_owned(), |kernel| format!("{kernel:?}")),
-        _ => format!("{prefill_kernel:?}"),
+    let device = times.gpu.device();
+    let run: Box<dyn Fn(&PagedLayer) -> Result<()>> = if let Attention::Ordered = kernel {
+        let mut plan = cuda::OrderedAttentionPlan::new(device, spec, &config, capacity)?;
+        plan.prepare(&step)?;
+        Box::new(move |layer| plan.attend(&q, layer, &params, None, &out))
+    } else {
+        let plan = cuda::AttentionPlan::new(device, spec, &config, capacity)?;
+        let mut plan = match kernel {
+            Attention::FlashInfer(decodes, _) => plan.with_decode_kernel(decodes),
+            Attention::OwnFp8 | Attention::Ordered => plan.with_fp8_decode()?,
+        };
+        if let Attention::FlashInfer(_, PrefillKernel::Hopper) = kernel {
+            plan = plan.with_hopper_for_all_prompts()?;
+        }
+        plan.prepare(&step)?;
+        Box::new(move |layer| plan.attend(&q, layer, &params, None, &out))
+    };
+    let kernel = match kernel {
+        Attention::FlashInfer(decodes, _) if queries == 1 => format!("{decodes:?}"),
+        Attention::FlashInfer(_, prompts) => format!("{prompts:?}"),
+        Attention::OwnFp8 => "own".to_owned(),
+        Attention::Ordered => "in fixed order".to_owned(),
     };
     let what = format!("{} seqs, {queries} of {context} in {cache_dtype:?}, {kernel}", seqs.len());
     let what = if head_dim > 128 { format!("{what}, heads of {head_dim}") } else { what };
     // Average number of positions that a query attends to: those before the middle of the queries.
     let pairs = tokens * (context - (queries - 1) / 2);
     let work = (read + 4 * tokens * heads * head_dim, 4 * pairs * heads * head_dim);
-    times.row(&what, work, |i| {
-        plan.attend(&q, cache.layer(i % config.num_layers)?, &params, None, &out)
-    })?;
+    times.row(&what, work, |i| run(cache.layer(i % config.num_layers)?))?;
     Ok(())
 }
 

@@ -14,7 +14,7 @@ struct RoundArgs {
   int32_t k;
   int32_t group;  // inputs that share a scale, not counting padding
   float fixed;    // the scale of all rows; 0: each group's is computed
-  // Elements of a head without and with padding; both are k without heads. Padding is not written.
+  // Elements of a head without and with padding; both are k without heads. Padding becomes zero.
   int32_t head;
   int32_t padded_head;
   int32_t dtype;
@@ -82,6 +82,18 @@ __global__ void __launch_bounds__(kRoundThreads) round_kernel(RoundArgs args) {
         rounded.at[j] = T(e4m3_rounded(static_cast<float>(values.at[j]) / scale) * scale);
       }
       store<kWidth>(static_cast<T*>(args.out) + first_of_row + place(i), rounded);
+    }
+  }
+  if constexpr (kWidth == 1) {
+    // A product with dequantized weights multiplies the padding by what lies in their memory.
+    const int32_t rest = args.padded_head - args.head;
+    for (int32_t i = threadIdx.x; i < heads * rest; i += kRoundThreads) {
+      const int64_t at = first_of_row + i / rest * args.padded_head + args.head + i % rest;
+      if (args.codes != nullptr) {
+        args.codes[at] = 0;
+      } else {
+        static_cast<T*>(args.out)[at] = T(0.0f);
+      }
     }
   }
   let_next_start();
