@@ -11,6 +11,7 @@
 # Speed: it measures each kernel beside the alternatives for the same work. It measures random weights in the shapes
 # of Llama-3.1-8B and Qwen2.5-0.5B, with and without CUDA graphs, and over HTTP from files (16 GB in TMPDIR during the
 # run). gpu-guided.py measures streams under a schema beside free ones, and gpu-peers.py measures PyTorch.
+# llama.cpp's server is measured if scripts/gpu-llama-cpp.sh has put it into DIR.
 # gpu-deterministic.py compares answers in different company.
 #
 # `GPU_CHECK=correct` omits the measurements, `GPU_CHECK=measure` the rest, and `GPU_CHECK=matmul,qwen` runs the named
@@ -35,6 +36,8 @@ TEST_SECONDS=90
 
 # The libraries that the binary loads itself, each with its names, the preferred one first.
 LIBRARIES=("libcublas.so.13 libcublas.so.12" "libcublasLt.so.13 libcublasLt.so.12" "libcurand.so.10")
+# llama.cpp's server needs the runtime library too.
+[ ! -x "$(dirname "${BASH_SOURCE[0]}")/llama-server" ] || LIBRARIES+=("libcudart.so.13")
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 golden=${CANDLEPOWER_GOLDENS:-$here/golden}
@@ -67,7 +70,10 @@ shutil.copy(built["candlepower_engine"], sys.argv[1] + "/engine")' "$dir" <<<"$m
   strip "$dir/cuda_kernels" "$dir/goldens" "$dir/engine"
   cp "${CARGO_TARGET_DIR:-target}/release/candlepower" scripts/gpu-{check.sh,deterministic.py,guided.py,peers.py,weights.py} \
     scripts/goldens/{gpu_logits,seeded_weights}.py "$dir"
-  rm -rf "$dir/golden" "$dir/shapes"
+  rm -rf "$dir/golden" "$dir/shapes" "$dir/peers"
+  # Peers of single kernels: 2 MB. They compile for the GPU at hand, with the Triton and the NVRTC of PyTorch.
+  python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$dir/peers" fla-core==0.6.0 flash-linear-attention==0.6.0 \
+    humming-kernels==0.1.20 || echo "gpu-check: the row peer-times measures PyTorch's kernels only"
   cp -r tests/golden "$dir/golden"
   shapes "$dir/shapes"
   # The four programs have most of their code in common, but far apart, so the compressor needs a large dictionary.
@@ -182,7 +188,12 @@ server=''
 
 # serve MODEL FLAGS..: starts a server in the background, and waits until it is ready.
 serve() {
-  "$here/candlepower" serve "$@" --device cuda --dtype bfloat16 --port "${URL##*:}" >"$results/serve.log" 2>&1 &
+  start "$here/candlepower" serve "$@" --device cuda --dtype bfloat16
+}
+
+# start COMMAND..: starts a server in the background with the port of URL, and waits until it is ready.
+start() {
+  "$@" --port "${URL##*:}" >"$results/serve.log" 2>&1 &
   server=$!
   local until=$((SECONDS + TEST_SECONDS))
   while [ "$SECONDS" -lt "$until" ]; do
@@ -232,6 +243,33 @@ ASK
   echo "= $(sed -n 's/.*KV cache: //p' "$results/serve.log")"
 }
 
+# load JSON FLAGS..: measures the server at URL with prompts of 1,000 tokens and answers of 128.
+load() {
+  local json=$1
+  shift
+  timeout -k 10 "$TEST_SECONDS" "$here/candlepower" bench serve --url "$URL" --workload completions --prompts ids --input-tokens 1000 \
+    --output-tokens 128 --json "$json" "$@"
+}
+
+# load_llama_cpp JSON MODEL: serves the same weights with llama.cpp's server, and measures it like load_server.
+load_llama_cpp() {
+  local json=$1 folder result=0
+  [ -x "$here/llama-server" ] || { echo "error: llama-server is not beside this script: scripts/gpu-llama-cpp.sh builds it" && return 1; }
+  folder=$(mktemp -d)
+  cp "$here/shapes/$2"/* "$folder"
+  # 64 slots of 1,152 tokens each.
+  if python3 "$here/gpu-weights.py" "$folder" gguf && start "$here/llama-server" --model "$folder/model.gguf" --alias "$2" --host 127.0.0.1 \
+    --n-gpu-layers 99 --flash-attn on --parallel 64 --ctx-size 73728 --batch-size 8192 --ubatch-size 2048; then
+    load "$json" --concurrency 1,64 --requests 4,128 || result=1
+  else
+    result=1
+  fi
+  stop_server || result=1
+  echo "= $(du -Lh "$folder/model.gguf" | cut -f 1) of weights, $(grep -m 1 -oE 'offloaded .* to GPU|CUDA0.*' "$results/serve.log" || echo "and no word of a GPU")"
+  rm -r "$folder"
+  return "$result"
+}
+
 # load_server JSON MODEL FLAGS..: serves weights from a file and measures the server over HTTP, by number of clients.
 load_server() {
   local json=$1 model=$2 folder result=0
@@ -239,8 +277,7 @@ load_server() {
   folder=$(mktemp -d)
   cp "$here/shapes/$model"/* "$folder"
   if python3 "$here/gpu-weights.py" "$folder" && serve "$folder" --served-model-name "$model" "$@"; then
-    timeout -k 10 "$TEST_SECONDS" "$here/candlepower" bench serve --url "$URL" --workload completions --prompts ids --concurrency 1,64,256 \
-      --requests 4,192,768 --input-tokens 1000 --output-tokens 128 --json "$json" || result=1
+    load "$json" --concurrency 1,64,256 --requests 4,192,768 || result=1
   else
     result=1
   fi
@@ -294,12 +331,12 @@ keep() {
   printf '{"row": "%s", "measured": %s}\n' "$1" "$(tr -d '\n' <"$2")" >>"$results/measurements.jsonl"
 }
 
-# http NAME MODEL FLAGS..: a row with a server's start-up time and its speed for its clients.
+# http NAME LOAD MODEL FLAGS..: a row with a server's start-up time and its speed for its clients. LOAD serves and measures.
 http() {
-  local name=$1 json
+  local name=$1 run=$2 json
   json=$(mktemp)
-  shift
-  check "$name" load_server "$json" "$@"
+  shift 2
+  check "$name" "$run" "$json" "$@"
   keep "$name" "$json" || return 0
   python3 - "$json" <<'SHOW' || true
 import json, sys
@@ -337,6 +374,17 @@ time_kernels() {
     return 1
   }
   echo "= $(($(wc -l <"$file") - 1)) times of kernels, in ${file##*/}"
+}
+
+# Writes the times of others' kernels to a file.
+time_peers() {
+  local file=$results/peer-times.txt
+  # build puts small wheels into DIR/peers.
+  PYTHONPATH=$here/peers timeout -k 10 "$TEST_SECONDS" python3 -u "$here/gpu-peers.py" --kernels >"$file" 2>&1 || {
+    tail -n 3 "$file"
+    return 1
+  }
+  tail -n 1 "$file"
 }
 
 # Writes the times of the kernel for prompts on Hopper to a file.
@@ -392,7 +440,11 @@ measure() {
   CANDLEPOWER_FP8_DECODE=flashinfer bench llama-fp8-cache-flashinfer "${fp8_cache[@]}"
   bench llama-eager "${llama[@]}" --batch 1,64 --input-tokens 128 --output-tokens 64 --enforce-eager
   local qwen=(qwen2.5-0.5b --max-model-len 4096 --max-num-batched-tokens 8192)
-  http llama-http "${llama[@]}" --max-num-seqs 256
+  http llama-http load_server "${llama[@]}" --max-num-seqs 256
+  # Beside llama-http, if the program is there or the row is named.
+  if [ -x "$here/llama-server" ] || [[ ,$GPU_CHECK, == *,llama-cpp,* ]]; then
+    http llama-cpp load_llama_cpp llama-3.1-8b
+  fi
   guided guided --max-model-len 2048
   guided guided-prism --max-model-len 2048 --framework prism
   bench qwen "${qwen[@]}" --batch 1,64,256 --input-tokens 128 --output-tokens 128
@@ -408,6 +460,10 @@ measure() {
   done
   bench qwen-eager "${qwen[@]}" --batch 1,64 --input-tokens 128 --output-tokens 64 --enforce-eager
   # Compilation takes most of the time.
+  TEST_SECONDS=240
+  rm -f "$results/peer-times.txt"
+  check peer-times time_peers
+  [ ! -e "$results/peer-times.txt" ] || sed 's/^/    /' "$results/peer-times.txt"
   TEST_SECONDS=420
   check gpu-peers python3 -u "$here/gpu-peers.py" "$here/shapes/qwen2.5-0.5b" "$here/shapes/llama-3.1-8b"
 }

@@ -1,5 +1,6 @@
-"""Measures the speed of PyTorch at the shapes of gpu-check.sh: gpu-peers.py FOLDER.., each with a config.json.
+"""Measures the speed of other implementations at the shapes of gpu-check.sh.
 
+gpu-peers.py FOLDER.., each with a config.json, measures PyTorch and transformers:
 - A decode step of the whole model with random bf16 weights and a static cache, recorded as a CUDA graph. torch.compile
   compiles one layer with max-autotune, and all layers share it. Attention is the faster one of cuDNN's and flash
   attention, measured alone before.
@@ -7,10 +8,19 @@
 - Greedy generation of transformers, if it is installed: one stream with a static cache, and many with continuous
   batching.
 
-A line is printed for each measurement. Each line also repeats the results so far after `= `, so that an interrupted
-run keeps them. Without a GPU it measures tiny shapes on the CPU, to show that it works.
+gpu-peers.py --kernels measures single kernels in the shapes of `cuda_kernels --times`:
+- PyTorch's products in bf16 and in FP8 with scales for each row and each block, attention of prompts by cuDNN and by
+  flash attention, and products of experts.
+- 4-bit products of humming, and chunkwise linear attention and Mamba-2 of flash-linear-attention, if they are
+  installed. Both compile their kernels at the first call.
+
+A line is printed for each measurement. Those of models repeat the results so far after `= `, so that an interrupted run
+keeps them. A measurement that fails says so, and the next one runs. Without a GPU it measures tiny shapes on the CPU, to show that
+it works.
 """
 
+import importlib.util
+import itertools
 import json
 import statistics
 import sys
@@ -27,8 +37,12 @@ DEVICE = "cuda" if CUDA else "cpu"
 BACKENDS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION) if CUDA else (SDPBackend.MATH,)
 BATCHES = (1, 64)
 CONTEXT = 1024
+# More bytes than the L2 cache of any GPU.
+BEYOND_CACHES = 256 << 20
 STEPS = 50
 PROMPT = 128
+# Outputs and inputs of a layer's matrices in Llama-3.1-8B.
+MATRICES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 
 
 class Layer(torch.nn.Module):
@@ -187,8 +201,132 @@ def continuous_batching(model, c, batch):
     return decoded / (end - begin)
 
 
+def size(n):
+    """A size of a kernel's operand, which is small on the CPU."""
+    return n if CUDA else max(16, n // 64 // 16 * 16)
+
+
+def noise(*shape):
+    return torch.randn(*shape, device=DEVICE)
+
+
+def turns(make, bytes_each):
+    """Copies of an operand in turn, so that none is read from a cache."""
+    return itertools.cycle([make() for _ in range(1 + BEYOND_CACHES // bytes_each if CUDA else 1)])
+
+
+def products():
+    """Products of a layer's four matrices in bf16, and in FP8 with scales for each row and for each block of 128."""
+    for name, (n, k) in MATRICES.items():
+        n, k = size(n), size(k)
+        weights = turns(lambda: noise(n, k) * 0.02, 2 * n * k)
+        for rows in map(size, (64, 256, 8192)):
+            x = noise(rows, k)
+            work = 2 * rows * n * k
+            yield from attempt(f"{name} x{rows} bf16", lambda: x @ next(weights).T, work)
+        if not CUDA:
+            continue
+        weights = turns(lambda: (noise(n, k) * 0.02).to(torch.float8_e4m3fn), n * k)
+        for rows in (64, 256, 8192):
+            x, work = noise(rows, k).to(torch.float8_e4m3fn), 2 * rows * n * k
+            ones = lambda *shape: torch.ones(*shape, device=DEVICE, dtype=torch.float32)
+            scales = {
+                "rows": (ones(rows, 1), ones(1, n)),
+                "blocks": (ones(k // 128, rows).T, ones(n // 128, k // 128).T),
+            }
+            for kind, (of_x, of_w) in scales.items():
+                run = lambda: torch._scaled_mm(x, next(weights).T, scale_a=of_x, scale_b=of_w, out_dtype=torch.bfloat16)
+                yield from attempt(f"{name} x{rows} fp8 {kind}", run, work)
+
+
+def attempt(what, run, work=None):
+    """The line of a measurement, or why there is none."""
+    try:
+        ms = milliseconds(run, 20)
+        yield f"{what} {1000 * ms:.1f} us" + (f", {work / ms / 1e9:.0f} TFLOP/s" if work else "")
+    except Exception as error:
+        print(f"{what}: {type(error).__name__}: {error}"[:300])
+
+
+def can_run(module):
+    """Whether a module with kernels for GPUs can be imported; otherwise it says why not."""
+    why = None if CUDA else "it needs a GPU"
+    if importlib.util.find_spec(module) is None:
+        why = "it is not installed"
+    if why:
+        print(f"{module}: {why}")
+    return why is None
+
+
+def prompts():
+    """Causal attention of prompts, with heads like those of Llama-3.1-8B."""
+    for batch, length in [(1, 8192), (8, 1000), (1, 32768)]:
+        length = size(length)
+        q, (k, v) = noise(batch, 32, length, 128), (noise(batch, 8, length, 128) for _ in range(2))
+        for backend in BACKENDS:
+            attend = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            with sdpa_kernel(backend):
+                yield from attempt(f"attention {batch}x{length} {backend.name}", attend, 2 * batch * 32 * length**2 * 128)
+
+
+def experts():
+    """The first product of 128 experts, of which each token has eight."""
+    if not hasattr(torch, "_grouped_mm"):
+        return
+    count, n, k = (128, 1536, 2048) if CUDA else (4, 32, 32)
+    w = noise(count, n, k) * 0.02
+    for tokens in map(size, (64, 256, 2048, 8192)):
+        rows = 8 * tokens
+        x = noise(rows, k)
+        ends = torch.linspace(rows / count, rows, count, device=DEVICE, dtype=torch.float32).round().int()
+        run = lambda: torch._grouped_mm(x, w.transpose(-2, -1), offs=ends)
+        yield from attempt(f"experts x{tokens}", run, 2 * rows * n * k)
+
+
+def linear_attention():
+    """The gated delta rule with 16 heads of q and k and 32 of v, and Mamba-2 with 64 heads of 64 and states of 128."""
+    if not can_run("fla"):
+        return
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    from fla.ops.simple_gla import chunk_simple_gla
+
+    for tokens in (2048, 8192):
+        q, k, v = noise(1, tokens, 32, 128), noise(1, tokens, 32, 128), noise(1, tokens, 32, 128)
+        decay, beta = -torch.rand(1, tokens, 32, device=DEVICE).float(), torch.rand(1, tokens, 32, device=DEVICE)
+        delta = lambda: chunk_gated_delta_rule(q, k, v, decay, beta, output_final_state=True, use_qk_l2norm_in_kernel=True)
+        yield from attempt(f"gated delta rule {tokens} tokens", delta)
+        # Mamba-2's recurrence has one decay for each head, as simple_gla has.
+        b, c, x = noise(1, tokens, 64, 128), noise(1, tokens, 64, 128), noise(1, tokens, 64, 64)
+        decay64 = -torch.rand(1, tokens, 64, device=DEVICE).float()
+        ssm = lambda: chunk_simple_gla(c, b, x, g=decay64, output_final_state=True)
+        yield from attempt(f"Mamba-2 {tokens} tokens", ssm)
+
+
+def packed(layer_type, n, k):
+    layer = layer_type(n, k, {"dtype": "int4", "weight_scale_group_size": 128}, torch_dtype=torch.bfloat16).cuda()
+    layer.load_from_unquantized(noise(n, k) * 0.02)
+    layer.transform()
+    return layer
+
+
+def four_bits():
+    """Products with 4-bit weights in groups of 128."""
+    if not can_run("humming"):
+        return
+    from humming.layer import HummingLayer
+
+    for name, (n, k) in MATRICES.items():
+        layers = turns(lambda: packed(HummingLayer, n, k), n * k // 2)
+        for rows in (1, 8, 16, 64, 128):
+            x = noise(rows, k)
+            yield from attempt(f"{name} x{rows} 4 bits", lambda: next(layers)(x), 2 * rows * n * k)
+
+
 def measurements(folders):
     """Functions that return or yield lines to print."""
+    if folders == ["--kernels"]:
+        yield from (ceilings, products, prompts, experts, linear_attention, four_bits)
+        return
     yield ceilings
     for folder in map(Path, folders):
         c = json.loads((folder / "config.json").read_text())
@@ -203,18 +341,20 @@ def measurements(folders):
 
 def main(folders):
     torch.set_default_dtype(torch.bfloat16)
-    found, failed = [], False
+    found, failed, of_kernels = [], False, folders == ["--kernels"]
     for measure in measurements(folders):
         try:
             of_measure = measure()
             for one in [of_measure] if isinstance(of_measure, str) else of_measure:
                 found.append(one)
-                print("= " + ", ".join(found))
+                print(one if of_kernels else "= " + ", ".join(found))
         except Exception:
             traceback.print_exc()
             failed = True
         if CUDA:
             torch.cuda.empty_cache()
+    if of_kernels:
+        print(f"= {len(found)} times of kernels")
     return failed
 
 

@@ -78,8 +78,15 @@ pub(crate) fn toolkit(shell: &Shell) -> Result<String> {
 /// from CUDA, so that its dependencies are reused. Our kernels are compiled. candle's are left empty, because nothing
 /// here runs them and nvcc would take minutes for them.
 fn build(shell: &Shell) -> Result<String> {
+    build_for(shell, None)
+}
+
+/// The build for one compute capability, or for that of the toolkit. Returns the size of the binary.
+fn build_for(shell: &Shell, capability: Option<&str>) -> Result<String> {
     let arguments = format!("build {FEATURES} --test main --bin candlepower");
-    run(&mut with_toolkit(shell, &shell.cargo(&arguments)))?;
+    let mut cargo = with_toolkit(shell, &shell.cargo(&arguments));
+    cargo.envs(capability.map(|capability| ("CUDA_COMPUTE_CAP", capability)));
+    run(&mut cargo)?;
     let bytes = std::fs::metadata(binary(shell)).context("no binary was built")?.len();
     Ok(format!("{:.1} MB", bytes as f64 / 1e6))
 }
@@ -89,13 +96,10 @@ pub(crate) fn all_capabilities(shell: &Shell) -> Result<String> {
     let mut facts = Vec::new();
     for capability in CAPABILITIES {
         println!("compute capability {capability}");
-        let arguments = format!("build {FEATURES} --bin candlepower");
-        let mut cargo = with_toolkit(shell, &shell.cargo(&arguments));
-        run(cargo.env("CUDA_COMPUTE_CAP", capability))?;
+        let size = build_for(shell, Some(capability))?;
         needs_no_cuda(shell).with_context(|| format!("compute capability {capability}"))?;
         run(Command::new(binary(shell)).arg("--version"))?;
-        let bytes = std::fs::metadata(binary(shell)).context("no binary was built")?.len();
-        facts.push(format!("{capability}: {:.1} MB", bytes as f64 / 1e6));
+        facts.push(format!("{capability}: {size}"));
     }
     Ok(facts.join(", "))
 }

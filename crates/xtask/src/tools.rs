@@ -99,16 +99,9 @@ impl Venv {
         }
         std::fs::create_dir_all(&folder)?;
         let mut pip = shell.command(self.program("python"));
-        pip.args([
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--no-binary",
-            ":all:",
-            "--dest",
-        ]);
+        // With `:all:` pip would also build its build tools, CMake among them, from sources.
+        let only = ["--no-deps", "--no-binary", "llama-cpp-python"];
+        pip.args(["-m", "pip", "download", "--quiet"]).args(only).arg("--dest");
         run(pip.arg(&folder).arg(LLAMA_CPP))?;
         let file = format!("{}.tar.gz", LLAMA_CPP.replace("==", "-").replace("-cpp-", "_cpp_"));
         let mut tar = shell.command("tar");
