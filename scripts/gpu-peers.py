@@ -295,7 +295,7 @@ def linear_attention():
         decay, beta = -torch.rand(1, tokens, 32, device=DEVICE).float(), torch.rand(1, tokens, 32, device=DEVICE)
         delta = lambda: chunk_gated_delta_rule(q, k, v, decay, beta, output_final_state=True, use_qk_l2norm_in_kernel=True)
         yield from attempt(f"gated delta rule {tokens} tokens", delta)
-        # Mamba-2's recurrence has one decay for each head, as simple_gla has.
+        # Mamba-2 has one decay for each head, as simple_gla has.
         b, c, x = noise(1, tokens, 64, 128), noise(1, tokens, 64, 128), noise(1, tokens, 64, 64)
         decay64 = -torch.rand(1, tokens, 64, device=DEVICE).float()
         ssm = lambda: chunk_simple_gla(c, b, x, g=decay64, output_final_state=True)
