@@ -73,7 +73,7 @@ shutil.copy(built["candlepower_engine"], sys.argv[1] + "/engine")' "$dir" <<<"$m
   rm -rf "$dir/golden" "$dir/shapes" "$dir/peers"
   # Peers of single kernels, and what they import besides PyTorch: 2 MB. They compile for the GPU at hand, with the Triton and the
   # NVRTC of PyTorch.
-  python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$dir/peers" fla-core==0.6.0 flash-linear-attention==0.6.0 \
+  python3 -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target "$dir/peers" fla-core==0.6.0 flash-linear-attention==0.6.0 \
     humming-kernels==0.1.20 einops==0.8.2 packaging==26.4 || echo "gpu-check: the row peer-times measures PyTorch's kernels only"
   cp -r tests/golden "$dir/golden"
   shapes "$dir/shapes"
